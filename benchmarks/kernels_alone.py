@@ -8,10 +8,12 @@ from jax.typing import DTypeLike
 
 from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.cross_entropy import decode, decode_backward
+from bert_jax.kernels.geglu_gradients import geglu_gradients
 from bert_jax.kernels.gelu_product import gelu_product
-from bert_jax.kernels.norm import Dropped, norm_gradients, normalised
+from bert_jax.kernels.norm import Dropped, norm_gradients, normalised, pre_norm_gradients
 from bert_jax.kernels.random_bits import column_factors, line_words, row_factors
-from bert_jax.model.elementwise import gelu_slope
+from bert_jax.kernels.rotary_attention import rotary_attention
+from bert_jax.model.elementwise import gelu_erf_and_slope, gelu_slope
 
 Array = jax.Array
 Triple = tuple[Array, Array, Array]
@@ -80,6 +82,26 @@ def lower_gelu_product(
     return jax.jit(functools.partial(gelu_product, slope=gelu_slope)).lower(*arrays)
 
 
+def lower_geglu_gradients(
+    *, rows: int, width: int, inner: int, dtype: DTypeLike
+) -> jax.stages.Lowered:
+    """Returns the gradients of the second half of a GeGLU."""
+    sizes = (rows, width), (inner, width), (rows, inner), (rows, inner)
+    run = functools.partial(geglu_gradients, activation=gelu_erf_and_slope)
+    return jax.jit(run).lower(*(shape(each, dtype) for each in sizes))
+
+
+def lower_pre_norm(*, batch: int, length: int, width: int, dtype: DTypeLike) -> jax.stages.Lowered:
+    """Returns LayerNorm without a bias, with its gradients and those of a residual sum."""
+
+    def both(x: Array, scale: Array, of_residual: Array) -> object:
+        out = normalised(x, scale, None, eps=1e-5)
+        return out, pre_norm_gradients(out, x, scale, of_residual, eps=1e-5)
+
+    row = shape((batch, length, width), dtype)
+    return jax.jit(both).lower(row, shape((width,), jnp.float32), row)
+
+
 def lower_norm(
     *, batch: int, length: int, width: int, dtype: DTypeLike, rate: float
 ) -> jax.stages.Lowered:
@@ -97,3 +119,20 @@ def lower_norm(
     lines = [shape((batch, count), jnp.int32) for count in (length, width)]
     vector = shape((width,), jnp.float32)
     return jax.jit(both).lower(shape((batch, length, width), dtype), vector, *lines)
+
+
+def lower_rotary_attention(
+    *, batch: int, length: int, heads: int, columns: int, window: int | None, dtype: DTypeLike
+) -> jax.stages.Lowered:
+    """Returns attention with rotary positions, with its gradients."""
+
+    def both(qkv: Triple, segments: Array, turn: tuple[Array, Array]) -> object:
+        def total(qkv: Triple) -> Array:
+            out = rotary_attention(qkv, segments, turn, columns=columns, window=window)
+            return out.astype(jnp.float32).sum()
+
+        return jax.grad(total)(qkv)
+
+    row = shape((batch, length, heads * columns), dtype)
+    angles = shape((length, columns // 2), jnp.float32)
+    return jax.jit(both).lower((row, row, row), shape((batch, length), jnp.int32), (angles, angles))

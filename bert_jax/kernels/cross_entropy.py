@@ -21,8 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.cross_entropy_shape import FACTS, STATISTICS, Shape, groups_of
-from bert_jax.kernels.pallas_call import LANES, launch
-from bert_jax.parallel.accelerators import cores
+from bert_jax.kernels.pallas_call import LANES, cores_of_device, launch
 from bert_jax.parallel.sharding_rules import LogicalAxes, per_shard
 
 Array = jax.Array
@@ -157,7 +156,7 @@ def _shape(rows: Array, table: Array, *, forward: bool) -> Shape:
         hidden=hidden,
         pieces=pieces,
         itemsize=itemsize,
-        cores=_cores(),
+        cores=cores_of_device(),
         forward=forward,
     )
 
@@ -201,12 +200,6 @@ def _call(
         ),
         input_output_aliases={len(operands): 1} if "so_far" in operands else {},
     )
-
-
-def _cores() -> int:
-    """Returns the number of cores per device of the mesh."""
-    device: Any = jax.sharding.get_abstract_mesh().abstract_device
-    return 1 if device is None else cores(device)
 
 
 def _forward_kernel(_: Any, *refs: Any, shape: Shape) -> None:

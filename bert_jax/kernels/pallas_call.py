@@ -8,6 +8,7 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from bert_jax.parallel.accelerators import cores
 from bert_jax.parallel.sharding_rules import LogicalAxes, per_shard
 
 Array = jax.Array
@@ -34,6 +35,12 @@ def on_each_device(
     """
     of_arguments, of_results = ([axes[name] for name in names] for names in (arguments, results))
     return per_shard(run, arguments=of_arguments, results=of_results)(*operands)
+
+
+def cores_of_device() -> int:
+    """Returns the number of cores per device of the mesh."""
+    device: Any = jax.sharding.get_abstract_mesh().abstract_device
+    return 1 if device is None else cores(device)
 
 
 def launch(

@@ -54,6 +54,29 @@ def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
 gelu_tanh.defvjp(_gelu_forward, _gelu_backward)
 
 
+# artanh(2 Φ(x) − 1) / x as a polynomial of x², lowest power first; Φ is the normal distribution
+# function. Fitted so that the largest error of Φ is smallest: 3e-8.
+_OF_NORMAL: Final = (
+    *(7.97884941e-01, 3.63330844e-02, -3.25947451e-05, -5.53063164e-05),
+    *(3.96477307e-06, -1.32266271e-07, 1.75627717e-09),
+)
+
+
+def gelu_erf_and_slope(wide: Array) -> tuple[Array, Array]:
+    """Returns ``x · Φ(x)`` and its derivative at float32 values, for TPUs.
+
+    Φ is computed from the hardware's tanh, which takes half of the operations of erf. The error is
+    at most 2e-7 · (1 + |x|) for the value, and 3e-7 for the derivative: a few float32 roundings.
+    """
+    square = wide * wide
+    total = jnp.full_like(square, _OF_NORMAL[-1])
+    for each in _OF_NORMAL[-2::-1]:
+        total = total * square + each
+    share = 0.5 + 0.5 * jnp.tanh(wide * total)
+    density = jnp.exp(-0.5 * square) * (1 / math.sqrt(2 * math.pi))
+    return wide * share, share + wide * density
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def layer_norm(x: Array, scale: Array, bias: Array, eps: float, dtype: DTypeLike) -> Array:
     """Returns ``(x − mean) / √(variance + eps) · scale + bias`` over the last axis, in `dtype`.

@@ -43,8 +43,9 @@ class Execution(Section):
     """Dtype in which gradients are summed over devices."""
     attention: Implementation = "auto"
     """Implementation of attention. `xla`: plain JAX on any device. `fused`: a kernel on v4, v5e,
-    v5p and v6e. It supports rows of up to 2,048 tokens for pairs of 64-column heads in bfloat16,
-    and of up to 512 tokens for most other heads. `auto`: `fused` in training if possible, otherwise
+    v5p and v6e. BERT's supports rows of up to 2,048 tokens for pairs of 64-column heads in
+    bfloat16, and of up to 512 tokens for most other heads; ModernBERT's, up to 8,192 tokens.
+    `auto`: `fused` in training if possible, otherwise
     `xla`. `bert-jax doctor` shows the choice."""
     norm: Implementation = "auto"
     """Implementation of LayerNorm in encoder layers. `xla`: plain JAX on any device. `fused`: a
@@ -58,9 +59,10 @@ class Execution(Section):
     `xla`."""
     ffn: Implementation = "auto"
     """Implementation of the gradient of GELU in the FFN. `xla`: plain JAX on any device. `fused`: a
-    kernel that includes the preceding product, on v4, v5e, v5p and v6e, for `hidden_act: gelu_tanh`
-    in bfloat16. `hidden_size` and each device's share of `intermediate_size` must be multiples
-    of 128. `auto`: `fused` in training if possible, otherwise `xla`."""
+    kernel that includes the preceding product, on v4, v5e, v5p and v6e, in bfloat16. BERT:
+    `hidden_act: gelu_tanh`, and `hidden_size` and each device's share of `intermediate_size` must
+    be multiples of 128. ModernBERT: `hidden_act: gelu_erf`, `mlp_dropout: 0`, and `hidden_size`
+    must be a multiple of 128. `auto`: `fused` in training if possible, otherwise `xla`."""
     remat: Remat = "none"
     """What the backward pass recomputes. `attention`: attention weights. `dots`: everything except
     products. `full`: whole layers."""

@@ -12,8 +12,11 @@ TOPOLOGIES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 KERNELS = {
     "attention": ["attention_backward", "attention_forward"],
     "cross_entropy": ["cross_entropy_backward", "cross_entropy_forward"],
+    "geglu_gradients": ["geglu_gradients"],
     "gelu_product": ["gelu_product"],
     "norm": ["norm_backward", "norm_forward"],
+    "pre_norm": ["norm_backward", "norm_forward"],
+    "rotary_attention": ["rotary_attention_backward", "rotary_attention_forward"],
 }
 Program = tuple[str, dict[str, Any]]
 
@@ -31,13 +34,21 @@ def attention(length: int) -> list[Program]:
 
 
 def layer(length: int, width: int, dtype: str) -> list[Program]:
-    """Returns LayerNorm with and without dropout; in bfloat16, also the gradient of GELU."""
+    """Returns LayerNorm with and without dropout and bias; in bfloat16, also GELU and GeGLU."""
     numbers = {"width": width, "dtype": dtype}
     tokens = numbers | {"batch": 2, "length": length}
     wanted: list[Program] = [("norm", tokens | {"rate": rate}) for rate in (0.0, 0.1)]
+    wanted.append(("pre_norm", tokens))
     if dtype == "bfloat16":
-        wanted.append(("gelu_product", numbers | {"rows": 2 * length, "inner": 4 * width}))
+        rows = numbers | {"rows": 2 * length}
+        wanted.append(("gelu_product", rows | {"inner": 4 * width}))
+        wanted.append(("geglu_gradients", rows | {"inner": 2 * width + 64}))
     return wanted
+
+
+def rotary(length: int, window: int | None) -> list[Program]:
+    heads = {"heads": 2, "columns": 64, "window": window, "dtype": "bfloat16"}
+    return [("rotary_attention", {"batch": 2, "length": length} | heads)]
 
 
 def loss(rows: int, hidden: int, pieces: int, dtype: str) -> list[Program]:
@@ -49,11 +60,13 @@ SHORT = [
     *attention(128),
     *layer(1, 768, "bfloat16"),  # only [CLS], as in the last layer of a classifier
     *layer(77, 768, "bfloat16"),
+    *rotary(77, 128),
     *loss(77, 768, 7648, "bfloat16"),  # a quarter of the vocabulary, not a multiple of 128
     *loss(12, 64, 256, "float32"),
 ]
 LONG = [
     *(attention(length) for length in (512, 1024, 2048)),  # one tile backward, then several
+    *(rotary(length, window) for length in (1024, 8192) for window in (128, None)),
     layer(512, 2048, "float32"),
     layer(1000, 1024, "bfloat16"),
     layer(4096, 768, "bfloat16"),

@@ -20,6 +20,7 @@ from bert_jax.kernels.pallas_call import PACKED
 from bert_jax.kernels.rotary_attention import rotary_attention
 from bert_jax.model.add_norm import pre_norm
 from bert_jax.model.dropout import dropout
+from bert_jax.model.geglu_project import geglu_project
 from bert_jax.model.initial import TruncatedNormal
 from bert_jax.model.layer_stack import (
     REMAT,
@@ -64,6 +65,7 @@ class ModernBertLayer(nnx.Module):
         self.down = last((inner, width), ("mlp", "embed"))
         self.architecture = architecture
         self.core: Implementation = execution.attention
+        self.fused_ffn = execution.ffn == "fused"
         self.remat_core = execution.remat == "attention"
 
     def __call__(
@@ -127,6 +129,8 @@ class ModernBertLayer(nnx.Module):
     def _fed(self, x_BLD: Array, key: Array | None) -> Array:
         gate_BLF = constrain(self.gate(x_BLD), "batch", "length", "mlp")
         up_BLF = constrain(self.up(x_BLD), "batch", "length", "mlp")
+        if self.fused_ffn:
+            return geglu_project(gate_BLF, up_BLF, self.down.kernel[...], use=self.down.use)
 
         def project(gate: Array, up: Array) -> Array:
             inner = ACTIVATIONS[self.architecture.hidden_act](gate) * up

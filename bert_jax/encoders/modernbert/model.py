@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from bert_jax.encoders.modernbert.encoder import ModernBertEncoder
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
+from bert_jax.kernels import geglu_gradients
 from bert_jax.kernels.pallas_call import LANES
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder_model import EncoderModel
@@ -93,17 +94,9 @@ class ModernBert(EncoderModel):
             return loss_limit(architecture, execution, vocab_parts=parts["vocab"])
         if part == "norm":
             return norm_limit(architecture)
-        if part != "attention":
-            return Limit("ModernBERT", "BERT")
-        if architecture.attention_dropout:
-            return Limit(f"attention_dropout: {architecture.attention_dropout}", "0")
-        columns, heads = architecture.head_dim, architecture.num_attention_heads // parts["heads"]
-        if columns not in HEAD_COLUMNS or heads * columns % LANES or execution.dtype != "bfloat16":
-            found = f"{heads} heads of {columns} columns on a device in {execution.dtype}"
-            return Limit(found, "pairs of 64-column heads, or 128-column heads, in bfloat16")
-        if longest > LONGEST:
-            return Limit(f"rows of {longest} tokens", f"up to {LONGEST}")
-        return None
+        if part == "ffn":
+            return _ffn_limit(architecture, execution)
+        return _attention_limit(architecture, execution, parts=parts["heads"], longest=longest)
 
     def decoder_input(self, hidden_BPD: Array) -> Array:
         """Returns the input of the MLM head, [B, P, D]."""
@@ -133,6 +126,33 @@ class ModernBert(EncoderModel):
             return hidden_BLD[:, :1]
         is_token = (segment_ids > 0)[..., None].astype(hidden_BLD.dtype)
         return (hidden_BLD * is_token).sum(1, keepdims=True) / is_token.sum(1, keepdims=True)
+
+
+def _attention_limit(
+    architecture: ModernBertArchitecture, execution: Execution, *, parts: int, longest: int
+) -> Limit | None:
+    if architecture.attention_dropout:
+        return Limit(f"attention_dropout: {architecture.attention_dropout}", "0")
+    columns, heads = architecture.head_dim, architecture.num_attention_heads // parts
+    if columns not in HEAD_COLUMNS or heads * columns % LANES or execution.dtype != "bfloat16":
+        found = f"{heads} heads of {columns} columns on a device in {execution.dtype}"
+        return Limit(found, "pairs of 64-column heads, or 128-column heads, in bfloat16")
+    if longest > LONGEST:
+        return Limit(f"rows of {longest} tokens", f"up to {LONGEST}")
+    return None
+
+
+def _ffn_limit(architecture: ModernBertArchitecture, execution: Execution) -> Limit | None:
+    if architecture.hidden_act != "gelu_erf":
+        return Limit(f"hidden_act: {architecture.hidden_act}", "gelu_erf")
+    if architecture.mlp_dropout:
+        return Limit(f"mlp_dropout: {architecture.mlp_dropout}", "0")
+    if execution.dtype != "bfloat16":
+        return Limit(f"dtype: {execution.dtype}", "bfloat16")
+    if geglu_gradients.fits(architecture.hidden_size):
+        return None
+    allowed = f"multiples of 128 up to {geglu_gradients.WIDEST}"
+    return Limit(f"a hidden size of {architecture.hidden_size}", allowed)
 
 
 MODEL = ModernBert

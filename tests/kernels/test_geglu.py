@@ -1,0 +1,149 @@
+"""Compares the kernel of `geglu_project`, interpreted, with plain JAX.
+
+test_alone_compile.py compiles it for TPUs.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from scipy.special import ndtr
+
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.encoders.modernbert.section import ModernBertArchitecture
+from bert_jax.model.elementwise import gelu_erf_and_slope
+from bert_jax.model.geglu_project import geglu_project
+from bert_jax.model.layers import ACTIVATIONS, ParamUse, project
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from bert_jax.train.state import define_model
+from tests.support import relative_error
+
+USE = ParamUse(("mlp", "hidden"), "float32")
+
+
+def fused(gate: Any, up: Any, kernel: Any) -> Any:
+    return geglu_project(gate, up, kernel, use=USE)
+
+
+def xla(gate: Any, up: Any, kernel: Any) -> Any:
+    return project(ACTIVATIONS["gelu_erf"](gate) * up, kernel, use=USE)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def fed(core: Any, gate: Any, up: Any, kernel: Any, weights: Any) -> Any:
+    """Returns the gradients of the weighted sum of the output, then the output."""
+
+    def value(*arrays: Any) -> tuple[Any, Any]:
+        out = core(*arrays)
+        return (out * weights).astype(jnp.float32).sum(), out
+
+    return jax.grad(value, (0, 1, 2), has_aux=True)(gate, up, kernel)
+
+
+def drawn(sizes: tuple[int, int], width: int, inner: int, dtype: Any = jnp.float32) -> list[Any]:
+    rng = np.random.default_rng(0)
+    gate, up = (jnp.asarray(rng.standard_normal((*sizes, inner)), dtype) for _ in range(2))
+    kernel = jnp.asarray(rng.standard_normal((inner, width)) / np.sqrt(inner), jnp.float32)
+    return [gate, up, kernel, jnp.asarray(rng.standard_normal((*sizes, width)), dtype)]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert relative_error(one, other) < 2e-6
+
+
+def test_gelu_and_its_slope_equal_the_exact_ones() -> None:
+    x = np.concatenate([np.linspace(-12, 12, 200_001), [0, 1e5, -1e5, 1e30, -1e30]])
+    x = x.astype(np.float32).astype(np.float64)
+    value, slope = map(np.asarray, jax.jit(gelu_erf_and_slope)(x.astype(np.float32)))
+    density = np.exp(-0.5 * np.minimum(x * x, 1e4)) / np.sqrt(2 * np.pi)
+    assert (abs(value - x * ndtr(x)) / (1 + abs(x))).max() < 2e-7
+    assert abs(slope - (ndtr(x) + x * density)).max() < 3e-7
+
+
+@pytest.mark.parametrize(
+    ("sizes", "width", "inner"),
+    [
+        ((2, 128), 128, 384),
+        ((3, 77), 256, 200),  # the last block is partly outside the matrix
+        ((1, 5), 128, 640),
+        ((5, 250), 128, 128),  # several blocks of rows, and padding
+    ],
+)
+def test_it_equals_xla(sizes: tuple[int, int], width: int, inner: int) -> None:
+    arrays = drawn(sizes, width, inner)
+    assert_same(fed(fused, *arrays), fed(xla, *arrays))
+
+
+def test_bfloat16_error_is_no_larger_than_xlas() -> None:
+    wide, narrow = (drawn((2, 128), 256, 512, dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    expected = jax.tree.leaves(fed(xla, *wide))
+    errors = [
+        [
+            relative_error(one.astype(jnp.float32), other)
+            for one, other in zip(jax.tree.leaves(fed(core, *narrow)), expected, strict=True)
+        ]
+        for core in (fused, xla)
+    ]
+    assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
+
+
+def test_a_mesh_splits_rows_and_columns() -> None:
+    arrays = drawn((8, 16), 128, 512)
+    expected = fed(xla, *arrays)
+    for section in (MeshSection(data=8), MeshSection(data=2, fsdp=2, tensor=2)):
+        with jax.set_mesh(make_mesh(section)):
+            assert_same(fed(fused, *arrays), expected)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_modernberts_loss_and_gradients_equal_xlas(remat: str) -> None:
+    architecture = ModernBertArchitecture(
+        vocab_size=256,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=192,
+        window=8,
+    )
+    rng = np.random.default_rng(1)
+    batch = {
+        "input_ids": jnp.asarray(rng.integers(0, 256, (2, 24))),
+        "segment_ids": jnp.ones((2, 24), jnp.int32),
+    }
+    queries, labels = jnp.asarray([[3, 7, 0], [1, 20, 9]]), jnp.asarray([[5, 6, 7], [8, 9, 10]])
+    heads = HeadsSection(pooler=False, next_sentence=False)
+
+    def loss_and_gradients(**changes: Any) -> Any:
+        build = encoder_builder(architecture, Execution(dtype="float32", **changes), heads)
+        definition = define_model(build)
+
+        def loss(params: Any) -> Any:
+            model = nnx.merge(definition.graphdef, params)
+            hidden = model.hidden(batch, queries_BQ=queries, dropout_key=None)
+            logits = model.mlm_logits(hidden)
+            picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)
+            return -picked.sum()
+
+        keys = iter(jax.random.split(jax.random.key(0), 64))
+        params = jax.tree.map(
+            lambda x: 1.0 * (x.ndim == 1) + 0.1 * jax.random.normal(next(keys), x.shape),
+            definition.params,
+        )
+        program = str(jax.make_jaxpr(jax.grad(loss))(params))
+        for part, kernel in (("norm", "norm_backward"), ("ffn", "geglu_gradients")):
+            assert (kernel in program) is (changes[part] == "fused")
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    found, gradients = loss_and_gradients(norm="fused", ffn="fused", remat=remat)
+    expected, expected_gradients = loss_and_gradients(norm="xla", ffn="xla")
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
+    assert max(relative_error(*pair) for pair in pairs) < 1e-5
