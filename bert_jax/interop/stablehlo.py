@@ -1,7 +1,7 @@
 """Exports a model to StableHLO: a program that JAX runs without bert_jax."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -14,7 +14,6 @@ from jax import export
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_errors
-from bert_jax.interop.bert_only import require_bert
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.interop.tensor_conversion import Params, TensorSpec, flatten, unflatten
 from bert_jax.model.architecture import EncoderArchitecture
@@ -28,7 +27,7 @@ PLATFORMS: Final = ("cpu", "cuda", "tpu")
 INPUTS: Final[Mapping[str, str]] = {
     "input_ids": "token ids, [CLS] first",
     "attention_mask": "1 for a token, 0 for padding",
-    "token_type_ids": "0 in the first span, 1 in the second; ignored by a model with one type",
+    "token_type_ids": "0 in the first span, 1 in the second; ignored by a model with one or none",
 }
 
 # Example for the model card and docs/stablehlo.md; it runs in the directory of the export.
@@ -55,46 +54,47 @@ class _Output(NamedTuple):
     """An array that a program can return."""
 
     meaning: str
-    exists: Callable[[HeadsSection], bool]
+    part: str  # the module of the model that it needs
     compute: Callable[[EncoderModel, jax.Array, jax.Array], jax.Array]
     """From model, hidden states [b, l, D] and segment ids [b, l]."""
 
 
 OUTPUTS: Final[Mapping[str, _Output]] = {
     "last_hidden_state": _Output(
-        "the last layer's hidden states", lambda heads: True, lambda model, hidden, segments: hidden
+        "the last layer's hidden states", "encoder", lambda model, hidden, segments: hidden
     ),
     "pooled": _Output(
         "the tanh layer over the first token, [CLS]",
-        lambda heads: heads.pooler,
+        "pooler",
         lambda model, hidden, segments: model.pooled(hidden[:, :1])[:, 0],
     ),
     "mlm_logits": _Output(
         "a logit for every piece of the vocabulary, at every position",
-        lambda heads: heads.mlm,
+        "mlm",
         lambda model, hidden, segments: model.mlm_logits(hidden),
     ),
     "next_sentence_logits": _Output(
         "0: the second span follows the first, 1: the second span is random",
-        lambda heads: heads.next_sentence,
+        "next_sentence",
         lambda model, hidden, segments: model.next_sentence_logits(hidden[:, :1])[:, 0],
     ),
     "task_logits": _Output(
         'outputs of the fine-tuned head; "task" below has its kind and labels',
-        lambda heads: heads.task is not None,
+        "task",
         lambda model, hidden, segments: model.task_logits(hidden, segments),
     ),
 }
 
 
-def default_outputs(heads: HeadsSection) -> list[str]:
+def default_outputs(parts: Collection[str]) -> list[str]:
     """Returns the outputs that are exported by default: usually all except `mlm_logits`.
 
-    `mlm_logits` has one number per token and vocabulary piece, and needs a fifth of a base model's
-    FLOPs. It is exported by default only if the model has neither a next-sentence nor a task head.
+    `parts` are the names of the model's modules. `mlm_logits` has one number per token and
+    vocabulary piece, and needs a fifth of a base model's FLOPs. It is exported by default only if
+    the model has neither a next-sentence nor a task head.
     """
-    omitted = "mlm_logits" if heads.next_sentence or heads.task is not None else ""
-    return [name for name, each in OUTPUTS.items() if each.exists(heads) and name != omitted]
+    omitted = "mlm_logits" if {"next_sentence", "task"} & set(parts) else ""
+    return [name for name, each in OUTPUTS.items() if each.part in parts and name != omitted]
 
 
 def export_stablehlo(
@@ -127,14 +127,13 @@ def export_stablehlo(
         outputs: names from `OUTPUTS`. The default is `default_outputs`.
 
     Raises:
-        UserError: if the model is not BERT or lacks an output, or the disk is full.
+        UserError: if the model lacks an output, or the disk is full.
     """
-    require_bert(architecture)
-    chosen = _choose(outputs, heads)
     portable = execution.model_copy(
         update={"attention": "xla", "norm": "xla", "ffn": "xla", "remat": "none"}
     )
     model = define_model(encoder_builder(architecture, portable, heads))
+    chosen = _choose(outputs, model.params)
     arrays = flatten(params)
     longest = architecture.max_position_embeddings
     weights = _weights(model, architecture.vocab_size)
@@ -152,10 +151,10 @@ def export_stablehlo(
         (directory / SIGNATURE).write_text(json.dumps(signature, indent=2) + "\n", encoding="utf-8")
 
 
-def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
+def _choose(outputs: Sequence[str] | None, parts: Collection[str]) -> list[str]:
     if outputs is None:
-        return default_outputs(heads)
-    allowed = [name for name, output in OUTPUTS.items() if output.exists(heads)]
+        return default_outputs(parts)
+    allowed = [name for name, output in OUTPUTS.items() if output.part in parts]
     if not outputs:
         raise UserError(
             "export.no_outputs", "found none, allowed: {allowed}", place="outputs", allowed=allowed

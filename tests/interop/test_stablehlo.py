@@ -19,13 +19,16 @@ from flax import nnx
 from jax import export
 from safetensors.numpy import load_file
 
-from bert_jax.encoders.bert.model import Bert
-from bert_jax.encoders.bert.section import BertArchitecture
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.encoders.registry import SECTIONS
 from bert_jax.interop.stablehlo import USAGE, default_outputs, export_stablehlo
 from bert_jax.interop.tensor_conversion import flatten
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.train.state import define_model
 from tests.project import refuses
-from tests.support import small_architecture
+from tests.support import small_encoder
 
 READER = Path(__file__).with_name("run_stablehlo.py")
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "stablehlo.md"
@@ -45,17 +48,26 @@ HEADS = {
 }
 
 
-def model(heads: HeadsSection, dtype: Any) -> tuple[BertArchitecture, Bert, dict[str, Any]]:
+def model(
+    encoder: str, heads: HeadsSection, dtype: Any
+) -> tuple[EncoderArchitecture, EncoderModel, dict[str, Any]]:
     """Returns a model whose tensors are all random. Zero biases would hide a lost bias."""
-    architecture = small_architecture(hidden_act="gelu_erf")
-    bert = Bert(architecture=architecture, execution=Execution(dtype=dtype), heads=heads)
-    graphdef, state = nnx.split(bert)
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), nnx.to_pure_dict(state)
+    changes = (
+        {"window": 8, "num_hidden_layers": 5, "global_every": 2} if encoder == "modernbert" else {}
     )
-    params["encoder"]["embeddings"]["word"][architecture.vocab_size :] = 0.0
-    return architecture, nnx.merge(graphdef, jax.tree.map(jnp.asarray, params)), params
+    architecture = small_encoder(encoder, hidden_act="gelu_erf", **changes)
+    definition = define_model(encoder_builder(architecture, Execution(dtype=dtype), heads))
+    rng = np.random.default_rng(0)
+
+    def draw(leaf: Any, axes: tuple[str | None, ...]) -> np.ndarray:
+        drawn = rng.normal(0, 0.2, leaf.shape).astype(np.float32)
+        if axes[0] == "vocab" and len(axes) == 2:
+            drawn[architecture.vocab_size :] = 0.0
+        return drawn
+
+    params = jax.tree.map(draw, definition.params, definition.axes)
+    merged = nnx.merge(definition.graphdef, jax.tree.map(jnp.asarray, params))
+    return architecture, merged, params
 
 
 def make_batch(*, rows: int, length: int) -> dict[str, np.ndarray]:
@@ -70,7 +82,7 @@ def make_batch(*, rows: int, length: int) -> dict[str, np.ndarray]:
     }
 
 
-def expected(bert: Bert, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def expected(bert: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the outputs that the model's methods compute in evaluation."""
     rows, length = inputs["input_ids"].shape
 
@@ -78,7 +90,7 @@ def expected(bert: Bert, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]
     def compute(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         hidden = bert.hidden(batch, dropout_key=None)
         found = {"last_hidden_state": hidden}
-        if bert.heads.pooler:
+        if hasattr(bert, "pooler"):
             found["pooled"] = bert.pooler(hidden[:, :1])[:, 0]
         if bert.heads.mlm:
             everywhere = jnp.broadcast_to(jnp.arange(length), (rows, length))
@@ -101,9 +113,15 @@ class Written:
     """A model and the directory of its export."""
 
     def __init__(
-        self, directory: Path, heads: str, *, dtype: str = "float32", outputs: Any = None
+        self,
+        directory: Path,
+        heads: str,
+        *,
+        encoder: str = "bert",
+        dtype: str = "float32",
+        outputs: Any = None,
     ) -> None:
-        architecture, self.bert, self.params = model(HEADS[heads], dtype)
+        architecture, self.bert, self.params = model(encoder, HEADS[heads], dtype)
         self.directory = directory
         export_stablehlo(
             directory,
@@ -177,9 +195,26 @@ def test_an_export_runs_without_bert_jax(tmp_path: Path, written: Any) -> None:
 def test_every_head_gives_the_models_numbers(written: Any, name: str) -> None:
     exported, batch = written(name), make_batch(rows=3, length=20)
     found = exported.call(batch)
-    assert sorted(found) == sorted(default_outputs(HEADS[name]))
+    assert sorted(found) == sorted(default_outputs(exported.params))
     assert_same(found, expected(exported.bert, batch))
     assert ("mlm_logits" in found) == (name == "masked words alone")
+
+
+@pytest.mark.parametrize("encoder", [kind for kind in SECTIONS if kind != "bert"])
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [("masked words alone", [(1, 3), (5, 33)]), ("sequences", [(2, 16)])],  # the window has 8
+    ids=["masked words alone", "sequences"],
+)
+def test_every_encoder_gives_the_models_numbers_at_every_length(
+    tmp_path: Path, encoder: str, name: str, shapes: list[tuple[int, int]]
+) -> None:
+    exported = Written(tmp_path, name, encoder=encoder)
+    for rows, length in shapes:
+        batch = make_batch(rows=rows, length=length)
+        found = exported.call(batch)
+        assert ("mlm_logits" in found) == (name == "masked words alone")
+        assert_same(found, expected(exported.bert, batch))
 
 
 def test_one_standard_program_serves_three_platforms(written: Any) -> None:

@@ -32,7 +32,8 @@ def local_attention(
     computes the scores again, because they take three times the memory of the states per head.
     """
     length, size = q_BLHK.shape[1], window // 2
-    padding = ((0, 0), (0, -length % size), (0, 0), (0, 0))
+    # An export has a symbolic length. JAX can then reshape a multiple of `size`, but not a sum.
+    padding = ((0, 0), (0, -(-length // size) * size - length), (0, 0), (0, 0))
     q, k, v = (jnp.pad(each, padding) for each in (q_BLHK, k_BLHK, v_BLHK))
     segments = jnp.pad(segment_ids + 1, padding[:2])  # a segment of its own for the new padding
     core = functools.partial(_attended, size=size, rate=dropout_rate)
