@@ -27,7 +27,7 @@ from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.model.section import Execution
 from bert_jax.objectives.registry import DEFAULT
 from bert_jax.optim.optimizer import make_optimizer, schedule_count
-from bert_jax.optim.schedule import Schedule, learning_rate, linear_schedule
+from bert_jax.optim.schedule import Schedule, learning_rate, pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -64,7 +64,7 @@ def measure(size: BertArchitecture, steps: int, rounds: int) -> None:
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
     model = define_model(task.build)
-    schedule = linear_schedule([ScheduleSegment(1_000_000, RATE, 10_000)])
+    schedule = pretraining_schedule([ScheduleSegment(1_000_000, RATE, 10_000)])
     optimizer = make_optimizer(OptimizerSection(), model.axes)
     mesh = make_mesh(MeshSection())
     spec = StepSpec(task=task, model=model, optimizer=optimizer)

@@ -24,7 +24,7 @@ from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.encoders.kernel_choice import resolve_execution
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.optim.finetuning import make_finetune_optimizer
-from bert_jax.optim.schedule import linear_schedule
+from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import FinetuneOptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -136,7 +136,7 @@ def lowered_step(
     batch |= {"label": array(jnp.int32), WEIGHTS: array(jnp.float32)}
     spec = StepSpec(task=task, model=model, optimizer=optimizer)
     state = abstract_state(model, optimizer, mesh)
-    schedule = linear_schedule([ScheduleSegment(1000, 1e-4, 100)])
+    schedule = pretraining_schedule([ScheduleSegment(1000, 1e-4, 100)])
     with jax.set_mesh(mesh):
         return lower_train_step(spec, state, batch, schedule, {}, accumulation=1)
 

@@ -33,7 +33,7 @@ from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.model.section import Execution
 from bert_jax.objectives.registry import DEFAULT
 from bert_jax.optim.optimizer import make_optimizer
-from bert_jax.optim.schedule import linear_schedule
+from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -166,7 +166,7 @@ def our_steps(size: BertArchitecture, batch: dict[str, np.ndarray], *, unroll: i
     )
     mesh = make_mesh(MeshSection(), jax.devices()[:1])
     model = define_model(task.build)
-    schedule = linear_schedule([ScheduleSegment(1_000_000, RATE, 10_000)])
+    schedule = pretraining_schedule([ScheduleSegment(1_000_000, RATE, 10_000)])
     optimizer = make_optimizer(OptimizerSection(), model.axes)
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh)

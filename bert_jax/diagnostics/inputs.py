@@ -72,8 +72,8 @@ def pretraining_inputs(
         return f"{found.max_position_embeddings} positions"
 
     def check_schedule() -> str:
-        schedule_segments(train, optimizer)
-        return f"{train.total_steps:,} steps"
+        segments = "; then ".join(each.describe() for each in schedule_segments(train, optimizer))
+        return f"{train.total_steps:,} steps; learning rate: {segments}"
 
     yield "tokenizer", check_tokenizer
     yield "model", check_model

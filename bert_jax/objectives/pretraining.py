@@ -19,7 +19,7 @@ from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.resume_rules import DataFingerprints, check_resume
 from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.optim.optimizer import make_optimizer
-from bert_jax.optim.schedule import Schedule, linear_schedule
+from bert_jax.optim.schedule import Schedule, pretraining_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.execution import execution_on
@@ -82,7 +82,7 @@ def _prepare(
     """Opens devices and tokenizer, defines the model, and checks the settings against them."""
     section = settings.train
     require_trackers(section.trackers, key="train.trackers")
-    schedule = linear_schedule(schedule_segments(section, settings.optimizer))
+    schedule = pretraining_schedule(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
     tokenizer = load_tokenizer(settings.tokenizer)
     architecture = settings.model.resolve(vocab_size=tokenizer.vocab_size)

@@ -13,17 +13,18 @@ import numpy as np
 
 from bert_jax.optim.sections import ScheduleSegment
 
-Schedule: TypeAlias = np.ndarray | jax.Array  # float32 [segments, 5], a `_Row` per segment
+Schedule: TypeAlias = np.ndarray | jax.Array  # float32 [segments, 6], a `_Row` per segment
 
 
 class _Row(NamedTuple):
-    """A segment of a schedule: a rise from 0 to the peak, then a linear decay to 0."""
+    """A segment of a schedule: a rise from 0 to the peak, a constant part, then a decay to 0."""
 
     warmup: float  # number of steps of the rise
     end: float  # steps until the decay ends; infinity for a constant rate after the rise
     fall: float  # number of steps of the decay from the peak to 0
     peak: float  # highest learning rate
     begin: float = 0.0  # first step of the segment, counted over the run
+    root: float = 0.0  # 1 for the decay 1 − √p, 0 for the linear decay 1 − p
 
 
 def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
@@ -37,21 +38,36 @@ def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
     step = jnp.minimum(count - row.begin, row.end)
     risen = step / jnp.maximum(row.warmup, 1.0)
     line = jnp.minimum((row.end - step) / row.fall, 1.0)
-    return row.peak * jnp.where(step < row.warmup, risen, line)
+    passed = jnp.maximum(step - (row.end - row.fall), 0.0) / row.fall
+    fallen = jnp.where(row.root > 0, 1.0 - jnp.sqrt(passed), line)
+    return row.peak * jnp.where(step < row.warmup, risen, fallen)
 
 
-def linear_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
-    """Returns google-research/bert's schedule: linear warm-up, then linear decay to zero.
+def pretraining_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
+    """Returns the schedule of pretraining: in each segment, a linear warm-up, then a decay to 0.
 
-    The decay runs from the peak at step 0 to 0 at the last step. Warm-up replaces the first steps
-    of the decay, so the rate never reaches the peak: its maximum is ``peak · (1 − warmup/steps)``.
-    Source: `optimization.py`.
+    If a segment has `decay_steps`, the rate is constant between warm-up and decay. Sources: arXiv
+    2405.18392, section 4, for the shapes; arXiv 2412.13663, section 3.2.
+
+    Otherwise the schedule is google-research/bert's (`optimization.py`). The decay runs from the
+    peak at step 0 to 0 at the last step. Warm-up replaces the first steps of the decay, so the rate
+    never reaches the peak: its maximum is ``peak · (1 − warmup/steps)``.
     """
     rows: list[_Row] = []
     begin = 0
-    for steps, peak, warmup in segments:
-        rows.append(_Row(warmup=warmup, end=steps, fall=steps, peak=peak, begin=begin))
-        begin += steps
+    for segment in segments:
+        fall = segment.steps if segment.decay_steps is None else segment.decay_steps
+        rows.append(
+            _Row(
+                warmup=segment.warmup_steps,
+                end=segment.steps if fall else math.inf,
+                fall=max(1, fall),
+                peak=segment.peak,
+                begin=begin,
+                root=segment.shape == "1-sqrt",
+            )
+        )
+        begin += segment.steps
     return np.array(rows, np.float32)
 
 

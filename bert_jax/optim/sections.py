@@ -1,10 +1,12 @@
 """Settings of the optimizers and their schedules. Needs no JAX."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import pydantic
 
 from bert_jax.section import Section
+
+DecayShape: TypeAlias = Literal["linear", "1-sqrt"]
 
 
 class ScheduleSegment(NamedTuple):
@@ -13,6 +15,22 @@ class ScheduleSegment(NamedTuple):
     steps: int
     peak: float  # highest learning rate
     warmup_steps: int
+    decay_steps: int | None = None  # number of last steps, which decay; None: decay from step 0 on
+    shape: DecayShape = "linear"  # shape of the decay
+
+    def describe(self) -> str:
+        """Returns the segment as text: ``"peak 0.001: warm-up 10, constant 70, linear decay 20"``.
+
+        The numbers are steps.
+        """
+        parts = {"warm-up": self.warmup_steps}
+        if self.decay_steps is None:
+            parts[f"{self.shape} decay"] = self.steps - self.warmup_steps
+        else:
+            parts["constant"] = self.steps - self.warmup_steps - self.decay_steps
+            parts[f"{self.shape} decay"] = self.decay_steps
+        shown = ", ".join(f"{name} {steps:,}" for name, steps in parts.items() if steps)
+        return f"peak {self.peak:g}: {shown}"
 
 
 class AdamSection(Section):
@@ -38,9 +56,16 @@ class OptimizerSection(AdamSection):
     name: Literal["adamw", "lamb"] = "adamw"
     """LAMB is for batches of thousands of rows (arXiv 1904.00962)."""
     learning_rate: float = pydantic.Field(default=1e-4, gt=0)
-    """Peak learning rate. After warm-up, the rate decays linearly to 0."""
+    """Peak learning rate."""
     warmup_steps: int = pydantic.Field(default=0, ge=0)
     """Number of steps during which the rate rises linearly from 0."""
+    decay_fraction: float | None = pydantic.Field(default=None, ge=0, le=1)
+    """Share of the steps, at the end of the schedule, during which the rate falls to 0. Between
+    warm-up and decay the rate is constant (ModernBERT's trapezoid, arXiv 2412.13663, section 3.2).
+    0: no decay. null: google-research/bert's line, which falls from step 0 on."""
+    decay: DecayShape = "linear"
+    """Shape of the decay to 0. After a share p of the decay, the rate is the peak times 1 - p with
+    `linear`, and times 1 - sqrt(p) with `1-sqrt` (arXiv 2405.18392, section 4)."""
 
 
 class FinetuneOptimizerSection(AdamSection):

@@ -80,6 +80,7 @@ class Plan:
     topology: TpuTopology  # topology of one slice
     slices: int
     phases: Sequence[PhasePlan]
+    learning_rate: tuple[str, ...]  # segments of the schedule, see `ScheduleSegment.describe`
     notes: tuple[str, ...] = ()  # limits of the estimates, as sentences
     suggestions: tuple[Suggestion, ...] = ()  # settings that fit, fastest first
 

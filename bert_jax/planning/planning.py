@@ -18,6 +18,7 @@ from bert_jax.planning.compilation.step import CompiledStep, quick_refusal
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import PhasePlan, Plan
 from bert_jax.planning.request import CompileRequest, StepKind
+from bert_jax.train.sections import schedule_segments
 
 # Largest error of estimated cycles. `base` on v5e:4x4 is off by 2.5%; see docs/planning.md.
 _CYCLES_OFF: Final = "10%"
@@ -56,7 +57,14 @@ def make_plan(
         notes.append(why_exact)
     if run.train.evaluation and not run.train.evaluation.examples:
         notes.append("the hours exclude evaluation: train.evaluation.examples is not set")
-    plan = Plan(topology=topology, slices=run.mesh.slices, phases=phases, notes=tuple(notes))
+    segments = schedule_segments(run.train, run.optimizer)
+    plan = Plan(
+        topology=topology,
+        slices=run.mesh.slices,
+        phases=phases,
+        learning_rate=tuple(each.describe() for each in segments),
+        notes=tuple(notes),
+    )
     if suggest or (suggest is None and not plan.fits):
         return _with_suggestions(plan, run, compiler)
     return plan

@@ -38,6 +38,7 @@ def show_plans(
         style = "bold green" if found.fits else "bold red"
         console.print(name + verdict(found, prices), style=style, markup=False, soft_wrap=True)
     console.print(_table(summary.summary(plans, prices), narrow=True))
+    console.print(summary.learning_rate(plans), markup=False, highlight=False)
     shown = []
     if details:
         shown += [summary.memory(plans), summary.work(plans, prices), summary.collectives(plans)]
@@ -108,7 +109,12 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
     return render_page(
         "plan.html",
         title=f"Plan of {title}",
-        about=" ".join(f"{each.name}: {verdict(each, prices)}" for each in plans),
+        about=" ".join(
+            [
+                *(f"{each.name}: {verdict(each, prices)}" for each in plans),
+                summary.learning_rate(plans),
+            ]
+        ),
         figures=[tile for each in plans for tile in _tiles(each, prices, one=len(plans) == 1)],
         footer=_sources(prices),
         parts=[each for each in sections if any(table.rows for table in each.tables)],
@@ -159,6 +165,7 @@ def _plan(found: Plan, prices: Prices) -> dict[str, Any]:
             "dollars_spot": found.dollars(prices, spot=True),
             "prices": {"date": prices.date, "source": prices.source},
         },
+        "learning_rate": list(found.learning_rate),
         "notes": list(found.notes),
         "suggestions": [dataclasses.asdict(one) for one in found.suggestions],
         "phases": [

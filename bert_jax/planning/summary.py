@@ -236,6 +236,11 @@ def suggestions(plans: Sequence[Plan]) -> Rows:
     return _table("Settings that fit, fastest first (estimated for the largest phase)", rows)
 
 
+def learning_rate(plans: Sequence[Plan]) -> str:
+    """Returns a sentence on the learning-rate schedule, which all topologies share."""
+    return f"Learning rate, in steps: {'; then '.join(plans[0].learning_rate)}."
+
+
 def notes(plans: Sequence[Plan]) -> list[str]:
     """Returns the notes of all plans, and warnings about what the cycles exclude."""
     return [

@@ -1,5 +1,6 @@
 """The train loop's settings."""
 
+import math
 from typing import Literal, TypeAlias
 
 import pydantic
@@ -43,6 +44,8 @@ class PhaseSection(Section):
     """Peak of the phase's own schedule."""
     warmup_steps: int | None = pydantic.Field(default=None, ge=0)
     """Warm-up steps of the phase's own schedule."""
+    decay_fraction: float | None = pydantic.Field(default=None, ge=0, le=1)
+    """Share of the phase's own schedule that decays. null: `optimizer.decay_fraction`."""
     rotary_theta: float | None = pydantic.Field(default=None, gt=0)
     """Base of the rotary frequencies in this phase, for encoders with rotary positions. In
     ModernBERT, it replaces `global_theta`. null: the model's setting."""
@@ -219,37 +222,71 @@ class TrainSection(Section):
 def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> list[ScheduleSegment]:
     """Returns the run's schedule as segments with one warm-up and decay each.
 
-    Raises UserError if a phase has `warmup_steps` without `learning_rate`, a warm-up is longer than
-    its segment, or the optimizer has a schedule that the first phase replaces.
+    Raises UserError if a phase has `warmup_steps` or `decay_fraction` without `learning_rate`,
+    warm-up and decay are longer than their segment, or the optimizer has a schedule that the first
+    phase replaces.
     """
-    segments: list[ScheduleSegment] = []
     _refuse_replaced(section.phases[0], optimizer)
+    steps: list[int] = []
+    starts: list[PhaseSection] = []  # first phase of each segment
     for index, phase in enumerate(section.phases):
-        own = phase.learning_rate is not None
-        if not own and phase.warmup_steps is not None:
+        _require_own_rate(phase, key=f"train.phases.{index}")
+        if phase.learning_rate is not None or not starts:
+            starts.append(phase)
+            steps.append(phase.steps)
+        else:
+            steps[-1] += phase.steps
+    return [_segment(*each, optimizer) for each in zip(starts, steps, strict=True)]
+
+
+def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
+    """Raises UserError if a phase has settings of a schedule, but no schedule of its own."""
+    if phase.learning_rate is not None:
+        return
+    for name in ("warmup_steps", "decay_fraction"):
+        if (found := getattr(phase, name)) is not None:
             raise UserError(
                 "phases.warmup",
                 "found {found}, allowed: only together with a learning_rate of this phase",
-                place=f"train.phases.{index}.warmup_steps",
-                found=phase.warmup_steps,
+                place=f"{key}.{name}",
+                found=found,
             )
-        if own or not segments:
-            peak = phase.learning_rate if own else optimizer.learning_rate
-            warmup = phase.warmup_steps if own else optimizer.warmup_steps
-            segments.append(ScheduleSegment(phase.steps, peak or 0.0, warmup or 0))
-        else:
-            last = segments[-1]
-            segments[-1] = last._replace(steps=last.steps + phase.steps)
-    for segment in segments:
-        if segment.warmup_steps > segment.steps:
-            raise UserError(
-                "optimizer.warmup",
-                "found {found}, allowed: at most {steps}, the steps of its schedule",
-                place="optimizer.warmup_steps",
-                found=segment.warmup_steps,
-                steps=segment.steps,
-            )
-    return segments
+
+
+def _segment(first: PhaseSection, steps: int, optimizer: OptimizerSection) -> ScheduleSegment:
+    """Returns the segment that begins with a phase. Raises UserError like `schedule_segments`."""
+    own = first.learning_rate is not None
+    peak = first.learning_rate if own else optimizer.learning_rate
+    warmup = (first.warmup_steps if own else optimizer.warmup_steps) or 0
+    if warmup > steps:
+        raise UserError(
+            "optimizer.warmup",
+            "found {found}, allowed: at most {steps}, the steps of its schedule",
+            place="optimizer.warmup_steps",
+            found=warmup,
+            steps=steps,
+        )
+    share = optimizer.decay_fraction if first.decay_fraction is None else first.decay_fraction
+    decay = None if share is None else math.floor(share * steps + 1e-9)
+    if decay is None and optimizer.decay != "linear":
+        raise UserError(
+            "optimizer.decay",
+            "found {found}, allowed: linear, unless optimizer.decay_fraction is set",
+            place="optimizer.decay",
+            found=optimizer.decay,
+        )
+    if warmup + (decay or 0) > steps:
+        raise UserError(
+            "optimizer.decay_fraction",
+            "found {found}, which are {decay} steps after {warmup} steps of warm-up, but the "
+            "schedule has only {steps} steps",
+            place="optimizer.decay_fraction",
+            found=share,
+            decay=decay,
+            warmup=warmup,
+            steps=steps,
+        )
+    return ScheduleSegment(steps, peak or 0.0, warmup, decay, optimizer.decay)
 
 
 def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:

@@ -17,7 +17,7 @@ from transformers import BertForPreTraining
 
 from bert_jax.objectives.of_run import objective_of
 from bert_jax.optim.optimizer import make_optimizer
-from bert_jax.optim.schedule import linear_schedule
+from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -58,7 +58,7 @@ def train_ours(
     """Trains with our compiled step, and returns the results after each step in `COMPARED`."""
     task = objective_of(found.run)
     definition = define_model(task.build)
-    schedule = linear_schedule(
+    schedule = pretraining_schedule(
         [ScheduleSegment(TRAIN_STEPS, section.learning_rate, section.warmup_steps)]
     )
     optimizer = make_optimizer(section, definition.axes)

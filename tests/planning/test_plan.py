@@ -67,6 +67,7 @@ def test_the_plan_accepts_every_spelling_of_a_slice(planned: dict[str, Any]) -> 
     assert (planned["topology"], planned["accelerator_type"]) == ("v5e:2x2", "v5litepod-4")
     assert (planned["chips"], planned["devices"], planned["hosts"]) == (4, 4, 1)
     assert planned["fits"]
+    assert planned["learning_rate"] == ["peak 0.0001: linear decay 1,000"]
 
 
 def test_memory_equals_the_compilers_and_the_states(planned: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from bert_jax.model.section import Execution
 from bert_jax.objectives.masked_language_model import MaskedLanguageModel
 from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.optim.optimizer import make_optimizer
-from bert_jax.optim.schedule import linear_schedule
+from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -90,7 +90,7 @@ class Trainer:
         task = setting.task
         self.model = define_model(task.build)
         warmup = setting.section.warmup_steps
-        self.schedule = linear_schedule([ScheduleSegment(20, setting.peak, warmup)])
+        self.schedule = pretraining_schedule([ScheduleSegment(20, setting.peak, warmup)])
         self.optimizer = make_optimizer(setting.section, self.model.axes)
         self.mesh = mesh_of(shape)
         self.abstract = abstract_state(self.model, self.optimizer, self.mesh)

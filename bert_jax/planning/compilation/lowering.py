@@ -13,7 +13,7 @@ from bert_jax.encoders.kernel_choice import resolve_execution
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
-from bert_jax.optim.schedule import linear_schedule
+from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.parallel.sharding_rules import batch_sharding, check_divides
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.request import CannotPlan, CompileRequest
@@ -56,7 +56,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     check_batches(request.train, mesh)
     objective = _objective(request, architecture, mesh)
     model = define_model(objective.build)
-    schedule = linear_schedule(schedule_segments(request.train, request.optimizer))
+    schedule = pretraining_schedule(schedule_segments(request.train, request.optimizer))
     optimizer = make_optimizer(request.optimizer, model.axes)
     state, frozen = abstract_state(model, optimizer, mesh), abstract_frozen(objective, mesh)
     whole = abstract_params(model, mesh)  # parameters as evaluations shard them
