@@ -12,6 +12,7 @@ from etils import epath
 from bert_jax.encoders.hf_format import HfFormat
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.read import read_json_object, require_file, shown
+from bert_jax.interop.flax_file import FLAX_WEIGHTS, FlaxFile
 from bert_jax.interop.safetensors_file import DTYPES, WEIGHTS, SafetensorsFile
 from bert_jax.interop.tensor_conversion import TensorSource, TensorSpec
 
@@ -110,6 +111,7 @@ def _load(torch: Any, path: Path) -> Any:
 _READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
     WEIGHTS: SafetensorsFile,
     TORCH_WEIGHTS: TorchFile,
+    FLAX_WEIGHTS: FlaxFile,
 }
 
 

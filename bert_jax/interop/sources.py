@@ -23,7 +23,11 @@ _TOKENIZER: Final = (
 )
 # Patterns of weight files, in the order in which the readers look for them.
 _TF_WEIGHTS: Final = ("bert_model.ckpt*", "*.index")
-_HF_WEIGHTS: Final = (("model*.safetensors*",), ("pytorch_model*",))
+_HF_WEIGHTS: Final = (
+    ("model*.safetensors*",),
+    ("pytorch_model*",),
+    ("flax_model*.msgpack*",),
+)
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _PINNED: Final = re.compile(r"(?P<path>.+)@(?P<sha256>[0-9a-f]{64})")
 

@@ -11,7 +11,8 @@ import numpy as np
 import safetensors.numpy
 import torch
 from etils import epath
-from flax import nnx
+from flax import nnx, serialization
+from flax.traverse_util import unflatten_dict
 from transformers import BertConfig, ModernBertConfig, PreTrainedConfig, PreTrainedModel
 
 from bert_jax.encoders.bert.model import Bert
@@ -124,6 +125,29 @@ def save(
     model.save_pretrained(directory, **options)
     write_tokenizer(directory, pieces or model.config.vocab_size)
     return directory
+
+
+def write_flax(model: PreTrainedModel, directory: Path) -> None:
+    """Writes a model as the Flax classes of transformers 4 did.
+
+    A module's matrix is named by its type, and the matrix of a dense layer is [inputs, outputs].
+    """
+    names: dict[type[torch.nn.Module], str] = {
+        torch.nn.Linear: "kernel",
+        torch.nn.Embedding: "embedding",
+        torch.nn.LayerNorm: "scale",
+    }
+    nested: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        if path.endswith("predictions.decoder") or path == "lm_head.decoder":
+            continue  # tied
+        for name, parameter in module.named_parameters(recurse=False):
+            array = parameter.detach().numpy()
+            last = names[type(module)] if name == "weight" else name
+            nested[f"{path}.{last}"] = array.T if last == "kernel" else array
+    model.config.save_pretrained(directory)
+    tree = unflatten_dict(nested, sep=".")
+    (directory / "flax_model.msgpack").write_bytes(serialization.to_bytes(tree))
 
 
 def write_tokenizer(directory: Path, vocab_size: int) -> None:

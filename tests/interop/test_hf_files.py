@@ -3,18 +3,42 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from transformers import BertForPreTraining
+from flax import serialization
+from transformers import (
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+)
 
+from bert_jax.interop.flax_file import FlaxFile
 from bert_jax.model.section import HeadsSection
-from tests.interop.hf_checkpoints import hf_config, hf_model, import_run, save, write_tokenizer
+from tests.interop.hf_checkpoints import (
+    hf_config,
+    hf_model,
+    import_run,
+    save,
+    write_flax,
+    write_tokenizer,
+)
+from tests.project import refuses
 
 DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 MLM_BIAS, WORDS = "cls.predictions.bias", "embeddings.word_embeddings.weight"
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 
 Tensors = dict[str, torch.Tensor]
 Writer = Callable[[BertForPreTraining, Path], None]
@@ -106,6 +130,7 @@ WRITERS: dict[str, Writer] = {
     ),
     "old-safetensors": old_safetensors,
     "old-pickle": old_pickle,
+    "flax": write_flax,
 }
 
 
@@ -140,6 +165,38 @@ def test_every_file_layout_gives_the_same_numbers(writer: str, tmp_path: Path) -
         provenance = json.loads((tmp_path / "run" / "provenance.json").read_text())
         left_out = {"bert.embeddings.position_ids", DECODER_WEIGHT, DECODER_BIAS}
         assert provenance["tensors_ignored"].keys() == left_out
+
+
+@pytest.mark.parametrize(
+    "kind", [BertForQuestionAnswering, RobertaForMaskedLM, RobertaForSequenceClassification]
+)
+def test_a_flax_file_has_pytorchs_names_and_shapes(kind: Any, tmp_path: Path) -> None:
+    config = hf_config() if kind is BertForQuestionAnswering else RobertaConfig(**SMALL)
+    theirs = hf_model(kind, config)
+    write_flax(theirs, tmp_path)
+    file = FlaxFile(tmp_path / "flax_model.msgpack")
+    wanted = {name: each.detach().numpy() for name, each in theirs.named_parameters()}
+    assert file.specs.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert file.specs[name].shape == array.shape
+        np.testing.assert_array_equal(file.read(name), array)
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        (b"\xc1", "weights.flax_damaged"),
+        (serialization.to_bytes({"bert": np.ones(9)})[:-9], "weights.flax_damaged"),
+        (serialization.to_bytes({"bert": {"step": "x"}}), "weights.no_arrays"),
+        (serialization.to_bytes(np.ones(3)), "weights.no_arrays"),
+    ],
+    ids=["other-format", "cut-off", "text", "one-array"],
+)
+def test_a_damaged_flax_file_is_refused(tmp_path: Path, content: bytes, key: str) -> None:
+    path = tmp_path / "flax_model.msgpack"
+    path.write_bytes(content)
+    with refuses(key, place=path):
+        FlaxFile(path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
