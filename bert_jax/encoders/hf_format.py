@@ -171,6 +171,8 @@ class HfConfig(Section):
 class HfFormat:
     """Classes, configuration and tensors of an encoder in Hugging Face's files."""
 
+    title: str
+    """Name of the encoder in text: ``BERT``."""
     model_types: Mapping[str, str]
     """Start of the class names by `model_type`: ``{"bert": "Bert"}``. An export writes the first
     one by default."""

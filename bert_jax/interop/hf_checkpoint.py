@@ -66,6 +66,7 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
         tokenizer,
         files=(source, *weights.files),
         ignored={name: reason for name, reason in reasons.items() if reason is not None},
+        model_type=found.config.model_type,
     )
 
 
@@ -78,15 +79,16 @@ def write_hf(
         directory: an existing directory.
         model: the model to write.
         kind: name of a class in Hugging Face transformers. The default is the class of the model's
-            task or, without a task, the class with most of its heads. Heads that the class lacks
-            are not written.
+            task or, without a task, the class with most of its heads. It is a class of the
+            checkpoint that the model was imported from: ``CamembertForMaskedLM``. Heads that the
+            class lacks are not written.
 
     Raises:
         UserError: if the model lacks a head of the class, or the disk is full.
     """
     architecture = model.architecture
     format = hf_config.format_of(architecture.kind)
-    name, wanted = _choose(format, kind, model.heads)
+    name, wanted = _choose(format, kind, model)
     heads = hf_config.heads_of(wanted, model.heads)
     prefix = "" if wanted == ClassHeads() else format.prefix
     definition = tensor_conversion.definition_of(architecture, heads)
@@ -121,8 +123,10 @@ def _placements(
     return tensor_conversion.expand(rules, definition, vocab_size=architecture.vocab_size)
 
 
-def _choose(format: HfFormat, name: str | None, heads: HeadsSection) -> tuple[str, ClassHeads]:
-    allowed = hf_config.classes_for(format, heads)
+def _choose(
+    format: HfFormat, name: str | None, model: tensor_conversion.Pretrained
+) -> tuple[str, ClassHeads]:
+    allowed = hf_config.classes_for(format, model.heads, model_type=model.model_type)
     for each, wanted in allowed.items():
         if name in (None, each):
             return each, wanted

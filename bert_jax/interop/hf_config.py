@@ -113,11 +113,17 @@ def heads_of(wanted: ClassHeads, heads: HeadsSection) -> HeadsSection:
     )
 
 
-def classes_for(format: HfFormat, heads: HeadsSection) -> dict[str, ClassHeads]:
-    """Returns the classes that a model can be exported as. The default is first."""
+def classes_for(
+    format: HfFormat, heads: HeadsSection, *, model_type: str | None
+) -> dict[str, ClassHeads]:
+    """Returns the classes that a model can be exported as. The default is first.
+
+    The default is a class of `model_type` or, if it is None, of the format's first type.
+    """
+    first = {} if model_type is None else format.class_names(model_type)
     fitting = {
         name: wanted
-        for name, (_, wanted) in format.class_names().items()
+        for name, (_, wanted) in (first | format.class_names()).items()
         if heads.pooler >= wanted.pooler
         and heads.mlm >= wanted.mlm
         and heads.next_sentence >= wanted.next_sentence

@@ -144,16 +144,19 @@ def write_hf_tokenizer(
     """
     tokenizer.save(epath.Path(directory))
     added: dict[str, object] = {"model_max_length": max_length}
+    if not token_types:
+        added["model_input_names"] = _UNTYPED_INPUTS
     pipeline: tokenizers.Tokenizer | None = None
     if isinstance(tokenizer, LibraryTokenizer):
-        added["model_input_names"] = _INPUTS if token_types else _UNTYPED_INPUTS
+        added.setdefault("model_input_names", _INPUTS)
         processor = _post_processor(tokenizer, token_types=token_types)
         spec = tokenizer.spec | {"post_processor": processor}
         write_whole(epath.Path(directory) / FAST, pipeline_bytes(spec))
     elif isinstance(tokenizer, SentencePieceTokenizer):
         # PreTrainedTokenizerFast reads tokenizer.json. ALBERT's class would instead build a
         # tokenizer from spiece.model, with another id for [UNK].
-        added |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": _INPUTS}
+        added["tokenizer_class"] = "PreTrainedTokenizerFast"
+        added.setdefault("model_input_names", _INPUTS)
         special = zip(SpecialIds._fields, SPECIAL_PIECES, strict=True)
         added |= {f"{name}_token": piece for name, piece in special}
         pipeline = sentencepiece_pipeline(tokenizer)

@@ -271,6 +271,7 @@ class Pretrained(NamedTuple):
     step: int | None = None  # number of optimizer steps, if known
     files: tuple[Path, ...] = ()  # source files except the tokenizer's files
     ignored: Mapping[str, str] = MappingProxyType({})  # tensors not read, with the reasons
+    model_type: str | None = None  # `model_type` of the Hugging Face checkpoint that it comes from
 
 
 def definition_of(architecture: EncoderArchitecture, heads: HeadsSection) -> ModelDefinition:

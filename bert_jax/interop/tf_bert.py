@@ -46,7 +46,7 @@ def is_tf(path: epath.PathLike) -> bool:
     return any(beside.glob(f"*{INDEX}"))
 
 
-def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
+def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer, with_moments: bool = True) -> Pretrained:
     """Reads a google-research/bert checkpoint with all of its heads.
 
     ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
@@ -54,7 +54,8 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
     The path is the prefix of the checkpoint's files, or a directory with one checkpoint.
     `bert_config.json` must be in the checkpoint's directory. A checkpoint of `run_classifier.py`
     does not name its outputs, so they are called LABEL_0, LABEL_1, …, as in Hugging Face
-    transformers. If the checkpoint has Adam's moments and the global step, the model has them too.
+    transformers. If the checkpoint has Adam's moments and the global step, the model has them too;
+    `with_moments` determines whether the moments are read.
 
     Raises:
         UserError: if a file is missing or damaged, the configuration contradicts the vocabulary or
@@ -84,7 +85,9 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
         heads,
         read_params(source, placements, shapes, ignored=ignored),
         tokenizer,
-        moments=_read_moments(source, _trained(placements, heads), shapes),
+        moments=_read_moments(source, _trained(placements, heads), shapes)
+        if with_moments
+        else None,
         step=_read_global_step(source),
         files=(Path(config), *source.files),
     )

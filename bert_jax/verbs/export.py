@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import jax
 from etils import epath
@@ -11,18 +11,20 @@ from rich.console import Console
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory, write_whole
 from bert_jax.files.remote import require_local
-from bert_jax.interop.hf_checkpoint import write_hf
+from bert_jax.interop.difference import largest_difference
+from bert_jax.interop.hf_checkpoint import read_hf, write_hf
+from bert_jax.interop.hf_config import format_of
 from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tensor_conversion import Pretrained
-from bert_jax.interop.tf_bert import write_tf
+from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.lock import hold_output
 from bert_jax.runs.open_checkpoints import load_moments, load_params
-from bert_jax.runs.run_directory import TOKENIZER, Run, open_run
+from bert_jax.runs.run_directory import TOKENIZER, Run, open_run, read_run_provenance
 from bert_jax.runs.settings import describe
 from bert_jax.verbs.model_card import model_card
 
@@ -107,11 +109,18 @@ def export(
             title=target.name,
             checkpoint=checkpoint,
         )
-    show(f"{output}: {written}")
+    show(f"{output}: {written.text}")
+    if written.difference is not None:
+        show(f"{output}: read back, its outputs differ by at most {written.difference:.1g}")
     if push_to is not None:
-        address = push(target, push_to, private=private, message=f"bert-jax: {written}")
+        address = push(target, push_to, private=private, message=f"bert-jax: {written.text}")
         show(f"{push_to}: {address}")
     return target
+
+
+class _Written(NamedTuple):
+    text: str  # step and heads
+    difference: float | None  # see `largest_difference`; None for a format without a reader
 
 
 def _write(
@@ -123,12 +132,20 @@ def _write(
     outputs: Sequence[str] | None,
     title: str,
     checkpoint: str,
-) -> str:
-    """Writes a checkpoint and its model card; returns step and heads as text."""
+) -> _Written:
+    """Writes a checkpoint and its model card."""
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
     run = run._replace(architecture=loaded.architecture)
     params, heads = jax.device_get(loaded.params), describe(run.heads)
-    model = Pretrained(run.architecture, run.heads, params, run.tokenizer, step=loaded.step)
+    model = Pretrained(
+        run.architecture,
+        run.heads,
+        params,
+        run.tokenizer,
+        step=loaded.step,
+        model_type=_model_type(run),
+    )
+    again: Pretrained | None = None
     if to == "stablehlo":
         export_stablehlo(
             directory,
@@ -142,17 +159,26 @@ def _write(
         usage = STABLEHLO_USAGE
     elif to == "tf":
         write_tf(directory, model._replace(moments=load_moments(run, loaded)))
+        again = read_tf(directory, tokenizer=run.tokenizer, with_moments=False)
         usage = TF_USAGE
     else:
         chosen = write_hf(directory, model, kind=kind)
+        again = read_hf(directory)
         usage, heads = HF_USAGE.format(kind=chosen, name=title), f"{heads} ({chosen})"
-    written = f"step {loaded.step}"
+    written, encoder = f"step {loaded.step}", format_of(run.architecture.kind).title
     card = model_card(
         run,
         title=title,
-        text=f"BERT with {heads}, exported by bert-jax from {written} of the run.",
+        text=f"{encoder} with {heads}, exported by bert-jax from {written} of the run.",
         usage=usage,
         evaluation=read_evaluation(run, step=loaded.step),
     )
     write_whole(epath.Path(directory / "README.md"), card.encode())
-    return f"{written}, {heads}"
+    difference = None if again is None else largest_difference(model, again)
+    return _Written(f"{written}, {heads}", difference)
+
+
+def _model_type(run: Run) -> str | None:
+    """Returns Hugging Face's type of the checkpoint from which the run was imported."""
+    origin = read_run_provenance(run.directory).get("imported_from")
+    return origin.get("model_type") if isinstance(origin, dict) else None

@@ -122,6 +122,7 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
     """
     config = RunConfig.model_validate({"objective": {"kind": kind_for(model.heads)}})
     directory = model.files[0].parent
+    kind = {} if model.model_type is None else {"model_type": model.model_type}
     files = sorted([*model.files, *tokenizer_files(directory)])
     write_run(
         epath.Path(root),
@@ -134,6 +135,7 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
         origin={
             "imported_from": {
                 **record,
+                **kind,
                 "directory": str(directory),
                 "sha256": {path.name: sha256_of(path) for path in files},
             },

@@ -8,7 +8,7 @@ from bert_jax.files.read import read_text
 from bert_jax.runs.evaluation import Evaluation
 from bert_jax.runs.run_directory import CONFIG, Run, read_run_provenance
 
-FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [bert, bert-jax]\n---\n"
+FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [{kind}, bert-jax]\n---\n"
 
 
 def model_card(
@@ -16,7 +16,7 @@ def model_card(
 ) -> str:
     """Returns a model card in Markdown, with the run's configuration and provenance files."""
     parts = [
-        FRONT_MATTER,
+        FRONT_MATTER.format(kind=run.architecture.kind),
         f"# {title}\n",
         f"{text}\n",
         f"## Use\n\n{usage}\n",

@@ -15,8 +15,11 @@ from transformers import AutoTokenizer, BertConfig, PreTrainedModel
 
 from bert_jax.encoders.registry import SECTIONS
 from bert_jax.errors import UserError
+from bert_jax.interop.difference import largest_difference
+from bert_jax.interop.hf_checkpoint import read_hf, write_hf
 from bert_jax.interop.hf_config import format_of
 from bert_jax.interop.safetensors_file import SafetensorsFile
+from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.text import load_tokenizer
 from bert_jax.verbs.export import export
 from tests.interop.hf_checkpoints import (
@@ -259,6 +262,9 @@ def test_a_model_with_one_token_type_accepts_pairs(tmp_path: Path) -> None:
     assert not batch["token_type_ids"].any()
     ok("export", tmp_path / "run", tmp_path / "back")
     assert BertConfig.from_pretrained(tmp_path / "back").type_vocab_size == 1
+    rows = AutoTokenizer.from_pretrained(tmp_path / "back")("w1", "w2", return_tensors="pt")
+    assert "token_type_ids" not in rows  # type 1 would be an index outside the table
+    transformers.BertForPreTraining.from_pretrained(tmp_path / "back")(**rows)
 
 
 def test_an_export_tokenizes_like_its_run(where: Path, own_run: Imported) -> None:
@@ -272,6 +278,26 @@ def test_an_export_tokenizes_like_its_run(where: Path, own_run: Imported) -> Non
     special = own_run.run.tokenizer.special
     assert theirs("w1", "w2")["input_ids"][0] == special.cls
     assert theirs.model_max_length == own_run.run.architecture.max_position_embeddings
+
+
+def test_the_largest_difference_of_the_written_files_is_shown(
+    where: Path, own_run: Imported
+) -> None:
+    output, run = where / "compared", own_run.run
+    shown = ok("export", run.directory, output).splitlines()
+    assert shown[-1].endswith(" 0")
+    model = Pretrained(run.architecture, run.heads, own_run.params, run.tokenizer)
+    written = read_hf(output)
+    assert largest_difference(model, written) == 0
+    written.params["mlm"]["bias"][7] += 0.5
+    assert largest_difference(model, written) == pytest.approx(0.5, rel=1e-5)
+    other = written.architecture.model_copy(update={"layer_norm_eps": 0.1})
+    assert largest_difference(model, written._replace(architecture=other)) > 0.5
+    (output / "bare").mkdir()
+    write_hf(output / "bare", model, kind="BertModel")
+    bare = read_hf(output / "bare")
+    bare.params["pooler"]["dense"]["bias"] += 9
+    assert largest_difference(model, bare) > 0.1
 
 
 def test_a_flipped_bit_in_exported_weights_is_refused(where: Path, own_run: Imported) -> None:

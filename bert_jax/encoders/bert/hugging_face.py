@@ -31,6 +31,7 @@ class BertConfig(BertArchitecture, HfConfig):
 
 
 FORMAT: Final = HfFormat(
+    title="BERT",
     model_types={"bert": "Bert"},
     classes={
         "ForPreTraining": ClassHeads(pooler=True, mlm=True, next_sentence=True),

@@ -76,6 +76,12 @@ class ModernBertConfig(ModernBertArchitecture, HfConfig):
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
     rope_parameters: _Ropes | None = None
 
+    @pydantic.field_validator("window")
+    @classmethod
+    def _halved(cls, window: int) -> int:
+        # The released code looks `local_attention // 2` tokens in both directions.
+        return window // 2 * 2
+
     @pydantic.model_validator(mode="after")
     def _regular(self) -> Self:
         if self.layer_types is not None and self._every() is None:
@@ -125,6 +131,7 @@ def _layer_types(depth: int, every: int) -> list[str]:
 
 
 FORMAT: Final = HfFormat(
+    title="ModernBERT",
     model_types={"modernbert": "ModernBert"},
     classes={
         "ForMaskedLM": ClassHeads(mlm=True),
