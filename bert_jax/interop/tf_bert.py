@@ -16,7 +16,6 @@ from bert_jax.encoders.bert.section import GOOGLE_BERT_ACTIVATIONS, BertArchitec
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
-from bert_jax.interop.bert_only import require_bert
 from bert_jax.interop.tensor_conversion import (
     Params,
     Placement,
@@ -27,6 +26,7 @@ from bert_jax.interop.tensor_conversion import (
     their_tensors,
 )
 from bert_jax.interop.tf_bundle import INDEX, TfBundle, write_bundle
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.optim.optimizer import MomentsState
 from bert_jax.text import Tokenizer
@@ -74,7 +74,7 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer, with_moments: bool = 
         vocab_size=rows if isinstance(rows, int) and rows > pieces else pieces,
     )
     heads = _find_heads(source)
-    shapes, placements = _placements(require_bert(architecture), heads)
+    shapes, placements = _placements(_bert(architecture), heads)
     ignored = google_bert.IGNORED | {
         each.name + suffix: "one of Adam's moments, which are read after the parameters"
         for each in placements
@@ -108,7 +108,7 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
             TensorFlow is not installed, or the directory cannot be written to.
     """
     root = epath.Path(directory)
-    architecture = require_bert(model.architecture)
+    architecture = _bert(model.architecture)
     tokenizer = _check_expressible(architecture, model.heads, model.tokenizer)
     _, placements = _placements(architecture, model.heads)
     write_bundle(root / CHECKPOINT, _tensors(placements, model))
@@ -117,6 +117,18 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     by_name = {ours: theirs for theirs, ours in GOOGLE_BERT_ACTIVATIONS.items()}
     values["hidden_act"] = by_name[architecture.hidden_act]
     write_whole(root / CONFIG, (json.dumps(values, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _bert(architecture: EncoderArchitecture) -> BertArchitecture:
+    """Returns BERT's architecture. Raises UserError for another encoder."""
+    if isinstance(architecture, BertArchitecture):
+        return architecture
+    raise UserError(
+        "export.encoder",
+        "found {found}, but google-research/bert has only bert. Use --to hf.",
+        place="model.kind",
+        found=architecture.kind,
+    )
 
 
 def _placements(

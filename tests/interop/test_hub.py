@@ -12,11 +12,11 @@ import bert_jax
 from bert_jax.interop.sources import is_hub_name
 from bert_jax.verbs.import_checkpoint import find_origin
 from tests.feature_extraction.runs import PIECES
-from tests.interop.hf_checkpoints import hf_config, hf_model
+from tests.interop.hf_checkpoints import hf_config, hf_model, write_flax
 from tests.interop.hub_server import COMMIT, Hub, go_online, serve
 from tests.project import ok, refused, refuses
 
-NAME = "someone/tiny-bert"
+NAME, OF_FLAX = "someone/tiny-bert", "someone/tiny-flax-bert"
 TOKEN = "hf_secretsecretsecretsecret"
 
 
@@ -28,7 +28,11 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     (directory / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
     (directory / "spiece.model").write_bytes(b"not read beside a vocab.txt")
     (directory / "large.msgpack").write_bytes(b"is not for us")
-    with serve({NAME: directory}) as served:
+    flax = tmp_path_factory.mktemp("flax")
+    write_flax(hf_model(BertForMaskedLM, hf_config(vocab_size=len(PIECES))), flax)
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        (flax / name).write_bytes((directory / name).read_bytes())
+    with serve({NAME: directory, OF_FLAX: flax}) as served:
         yield served
 
 
@@ -66,6 +70,11 @@ def test_import_by_name_records_the_commit_not_the_token(
     assert first.name == f"{NAME}@{COMMIT}"
     assert Path(first.run_dir, "config.yaml").exists()
     assert len(hub.requests) == fetched
+
+
+def test_flax_weights_are_fetched_if_there_are_no_others() -> None:
+    text = "w1 [MASK] w2"
+    assert bert_jax.load(OF_FLAX).fill_mask(text) == bert_jax.load(NAME).fill_mask(text)
 
 
 def test_an_export_is_pushed(hub: Hub, tmp_path: Path) -> None:
