@@ -5,15 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from etils import epath
+from flax import serialization
 from hypothesis import strategies as st
 
 from bert_jax.config import load_config, parse_config
 from bert_jax.encoders.bert.hugging_face import FORMAT
 from bert_jax.encoders.bert.section import BertSection
 from bert_jax.files.yaml_file import parse_yaml
+from bert_jax.interop.flax_file import FLAX_WEIGHTS, FlaxFile
 from bert_jax.interop.hf_config import read_config
 from bert_jax.interop.hf_tokenizer import read_hf_tokenizer
 from bert_jax.interop.hf_weights import HfWeights
@@ -42,6 +45,18 @@ HF_CONFIG = {
     "problem_type": "single_label_classification",
     "classifier_dropout": None,
 }
+MODERNBERT_CONFIG = {
+    "model_type": "modernbert",
+    "architectures": ["ModernBertForMaskedLM"],
+    **{key: HF_CONFIG[key] for key in list(HF_CONFIG)[2:7]},
+    "num_hidden_layers": 3,
+    "hidden_activation": "gelu",
+    "local_attention": 6,
+    "global_attn_every_n_layers": 2,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 8.0}},
+}
+ARRAYS = {"bert": {"pooler": {"dense": {"kernel": np.ones((2, 3), np.float32)}}}}
 FAST = {
     "model": {"type": "WordPiece", "vocab": {piece: n for n, piece in enumerate(PIECES)}},
     "normalizer": {"type": "BertNormalizer", "lowercase": True, "handle_chinese_chars": True},
@@ -107,6 +122,14 @@ def open_weights(directory: Path) -> HfWeights:
 # that reads it).
 FILES: dict[str, tuple[Any, dict[str, str], Callable[[Path], object]]] = {
     "config.json": (HF_CONFIG, {}, lambda root: read_config(root / "config.json").config.labels),
+    "config-of-modernbert.json": (
+        MODERNBERT_CONFIG, {}, lambda root: read_config(
+            root / "config-of-modernbert.json"
+        ).architecture
+    ),
+    FLAX_WEIGHTS: (
+        serialization.to_bytes(ARRAYS), {}, lambda root: FlaxFile(root / FLAX_WEIGHTS)
+    ),
     "bert_config.json": (
         {key: HF_CONFIG[key] for key in list(HF_CONFIG)[2:9]},
         {},

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 import bert_jax
+from bert_jax.encoders.modernbert.section import ModernBertSection
 from bert_jax.interop.hf_config import read_config
 from tests.interop.hf_checkpoints import hf_model, modernbert_config
 from tests.project import ok, refuses, write_config
@@ -29,6 +30,50 @@ OLDER = {
     "local_rope_theta": 70.0,
     "rope_scaling": None,
     "reference_compile": None,
+}
+
+
+# config.json of answerdotai/ModernBERT-base.
+PUBLISHED = {
+    "architectures": ["ModernBertForMaskedLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 50281,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "classifier_dropout": 0.0,
+    "classifier_pooling": "mean",
+    "cls_token_id": 50281,
+    "decoder_bias": True,
+    "deterministic_flash_attn": False,
+    "embedding_dropout": 0.0,
+    "eos_token_id": 50282,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "gradient_checkpointing": False,
+    "hidden_activation": "gelu",
+    "hidden_size": 768,
+    "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02,
+    "intermediate_size": 1152,
+    "layer_norm_eps": 1e-05,
+    "local_attention": 128,
+    "local_rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "mlp_dropout": 0.0,
+    "model_type": "modernbert",
+    "norm_bias": False,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 22,
+    "pad_token_id": 50283,
+    "position_embedding_type": "absolute",
+    "reference_compile": None,
+    "sep_token_id": 50282,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "vocab_size": 50368,
 }
 
 
@@ -67,6 +112,12 @@ def test_both_forms_of_config_json_give_one_architecture(
     assert (newer.global_theta, newer.local_theta) == (700, 70)
     # Hugging Face's model halves an odd window and rounds down.
     assert read(tmp_path / "c.json", written | {"local_attention": 11}) == newer
+
+
+def test_the_published_config_json_is_size_base(tmp_path: Path) -> None:
+    found = read(tmp_path / "config.json", PUBLISHED)
+    expected = ModernBertSection(size="base").resolve(vocab_size=50368)
+    assert found == expected.model_copy(update={"pooling": "mean"})
 
 
 @pytest.mark.parametrize(

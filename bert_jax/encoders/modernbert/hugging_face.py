@@ -79,7 +79,7 @@ class ModernBertConfig(ModernBertArchitecture, HfConfig):
     @pydantic.field_validator("window")
     @classmethod
     def _halved(cls, window: int) -> int:
-        # The released code looks `local_attention // 2` tokens in both directions.
+        # In the released code, each side of the window has `local_attention // 2` tokens.
         return window // 2 * 2
 
     @pydantic.model_validator(mode="after")
