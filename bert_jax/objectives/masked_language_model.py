@@ -63,7 +63,11 @@ class MaskedLanguageModel:
         if max_predictions is not None and not evaluation:
             masking = masking.model_copy(update={"max_predictions": max_predictions})
         return MaskingTransform.from_tokenizer(
-            self.tokenizer, seq_length=seq_length, masking=masking, max_examples=max_examples
+            self.tokenizer,
+            seq_length=seq_length,
+            masking=masking,
+            max_examples=max_examples,
+            pairs=self.pair is not None,
         )
 
     def build(self) -> EncoderModel:

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from bert_jax.text.tokenizer import Tokenizer
 
 
-def empty_rows(rows: int, *, seq_length: int, predictions: int, max_examples: int, pad: int) -> Row:
+def empty_rows(
+    rows: int, *, seq_length: int, predictions: int, max_examples: int, pairs: bool, pad: int
+) -> Row:
     """Returns a batch of padding: B rows of L tokens, with P predictions and E examples per row.
 
     Arrays [B, L]: int32 ``input_ids``, ``token_type_ids``, ``segment_ids`` and, if E is above 1,
     ``position_ids``. Arrays [B, P]: int32 ``masked_lm_positions`` and ``masked_lm_ids``, float32
-    ``masked_lm_weights``. Arrays [B, E]: int32 ``next_sentence_labels`` and ``cls_positions``,
-    float32 ``next_sentence_weights``.
+    ``masked_lm_weights``. With `pairs`, arrays [B, E]: int32 ``next_sentence_labels`` and
+    ``cls_positions``, float32 ``next_sentence_weights``.
     """
     tokens, slots, examples = (rows, seq_length), (rows, predictions), (rows, max_examples)
     batch = {
@@ -39,10 +41,11 @@ def empty_rows(rows: int, *, seq_length: int, predictions: int, max_examples: in
         "masked_lm_positions": np.zeros(slots, np.int32),
         "masked_lm_ids": np.zeros(slots, np.int32),
         "masked_lm_weights": np.zeros(slots, np.float32),
-        "next_sentence_labels": np.zeros(examples, np.int32),
-        "cls_positions": np.zeros(examples, np.int32),
-        "next_sentence_weights": np.zeros(examples, np.float32),
     }
+    if pairs:
+        batch["next_sentence_labels"] = np.zeros(examples, np.int32)
+        batch["cls_positions"] = np.zeros(examples, np.int32)
+        batch["next_sentence_weights"] = np.zeros(examples, np.float32)
     if max_examples > 1:
         batch["position_ids"] = np.zeros(tokens, np.int32)
     return batch
@@ -55,10 +58,12 @@ def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[MaskedExampl
     ``position_ids`` 0 1 2 3 4 0 1 2 0 0 and ``cls_positions`` 0 5. ``token_type_ids`` are 0 for
     ``[CLS] A [SEP]`` and 1 for ``B [SEP]``. ``masked_lm_weights`` are 1 for predictions, and
     ``next_sentence_weights`` are 1 for examples with a second span. Raises ValueError if the row is
-    too small for the tokens, predictions or examples.
+    too small for the tokens or predictions, or, with ``cls_positions``, for the examples.
     """
-    room = [len(row[name]) for name in ("input_ids", "masked_lm_ids", "cls_positions")]
+    names = [name for name in ("input_ids", "masked_lm_ids", "cls_positions") if name in row]
+    room = [len(row[name]) for name in names]
     needed = [sum(len(m.input_ids) for m in masked), sum(len(m.ids) for m in masked), len(examples)]
+    needed = needed[: len(room)]
     if any(need > have for need, have in zip(needed, room, strict=True)):
         raise ValueError(
             f"tokens, predictions, examples: found {needed}, but the row has room for {room}"
@@ -74,9 +79,10 @@ def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[MaskedExampl
         row["masked_lm_positions"][filled:full] = seen.positions + start
         row["masked_lm_ids"][filled:full] = seen.ids
         row["masked_lm_weights"][filled:full] = 1.0
-        row["next_sentence_labels"][k] = example.next_sentence_label
-        row["cls_positions"][k] = start
-        row["next_sentence_weights"][k] = example.has_pair
+        if "cls_positions" in row:
+            row["next_sentence_labels"][k] = example.next_sentence_label
+            row["cls_positions"][k] = start
+            row["next_sentence_weights"][k] = example.has_pair
         start, filled = end, full
 
 
@@ -87,6 +93,7 @@ class MaskingTransform:
     seq_length: int  # L, tokens in a row
     masker: TokenMasker  # masks each example independently of the others in its row
     max_examples: int = 1  # E, maximum number of examples in a row; if above 1, rows are packed
+    pairs: bool = True  # whether rows have the arrays of a pair task
 
     @classmethod
     def from_tokenizer(
@@ -96,6 +103,7 @@ class MaskingTransform:
         seq_length: int,
         masking: MaskingSection,
         max_examples: int = 1,
+        pairs: bool = True,
     ) -> MaskingTransform:
         """Returns the transform for a tokenizer.
 
@@ -103,7 +111,7 @@ class MaskingTransform:
         """
         predictions = masking.predictions(seq_length)
         masker = TokenMasker.from_tokenizer(tokenizer, masking=masking, max_predictions=predictions)
-        return cls(seq_length, masker, max_examples)
+        return cls(seq_length, masker, max_examples, pairs)
 
     @property
     def max_predictions(self) -> int:
@@ -136,6 +144,7 @@ class MaskingTransform:
             seq_length=self.seq_length,
             predictions=self.max_predictions,
             max_examples=self.max_examples,
+            pairs=self.pairs,
             pad=self.masker.special.pad,
         )
         for at, (examples, streams) in enumerate(zip(records, rngs, strict=True)):
@@ -219,6 +228,7 @@ class StaticMaskTransform:
             seq_length=self.seq_length,
             predictions=self.max_predictions,
             max_examples=1,
+            pairs=True,
             pad=self.pad_id,
         )
         batch["next_sentence_weights"][:] = 1.0
