@@ -43,6 +43,11 @@ if TYPE_CHECKING:
         ModernBertArchitectureChanges,
         ModernBertSection,
     )
+    from bert_jax.encoders.roberta.section import (
+        RobertaArchitecture,
+        RobertaArchitectureChanges,
+        RobertaSection,
+    )
     from bert_jax.errors import PeerLost, RunStopped, UserError
     from bert_jax.feature_extraction.extractor import TextFeatures
     from bert_jax.inference.fill_mask import Candidate, Filled
@@ -114,6 +119,7 @@ __all__ += ["status", "stop", "submit", "vocab", "watch"]
 __all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config"]
 __all__ += ["BertArchitecture", "BertArchitectureChanges", "BertSection", "EncoderArchitecture"]
 __all__ += ["ModernBertArchitecture", "ModernBertArchitectureChanges", "ModernBertSection"]
+__all__ += ["RobertaArchitecture", "RobertaArchitectureChanges", "RobertaSection"]
 __all__ += ["BadStepsSection", "BeamSection", "BoilerplateSection"]
 __all__ += ["CacheSection", "CheckpointSection", "CleaningSection", "CompilationCacheSection"]
 __all__ += ["ContaminationSection", "DistributedSection", "EvaluationSection", "ExamplesSection"]

@@ -64,7 +64,7 @@ def pretraining_inputs(
     def check_model() -> str:
         if model is None or not loaded:  # doctor continues after a missing tokenizer
             return "not checked"
-        found = model.resolve(vocab_size=loaded[0].vocab_size)
+        found = model.resolve(vocab_size=loaded[0].vocab_size, padding_id=loaded[0].special.pad)
         for index, phase in enumerate(train.phases):
             key = f"train.phases.{index}"
             phase.check_positions(found.max_position_embeddings, key=key)

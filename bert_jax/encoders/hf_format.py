@@ -79,6 +79,26 @@ def dense(ours: str, theirs: str, *, bias: bool = True) -> Rules:
     return (kernel, NameRule(f"{ours}/bias", f"{theirs}.bias")) if bias else (kernel,)
 
 
+_LAYERS: Final = "encoder/layers/"
+_LAYER: Final = "encoder.layer.{layer}."
+POST_NORM: Final = (
+    *embedding("encoder/embeddings/word", "embeddings.word_embeddings"),
+    *embedding("encoder/embeddings/position", "embeddings.position_embeddings"),
+    *embedding("encoder/embeddings/type", "embeddings.token_type_embeddings"),
+    *norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
+    *dense(f"{_LAYERS}attention/query", f"{_LAYER}attention.self.query"),
+    *dense(f"{_LAYERS}attention/key", f"{_LAYER}attention.self.key"),
+    *dense(f"{_LAYERS}attention/value", f"{_LAYER}attention.self.value"),
+    *dense(f"{_LAYERS}attention/output", f"{_LAYER}attention.output.dense"),
+    *norm(f"{_LAYERS}attention_norm", f"{_LAYER}attention.output.LayerNorm"),
+    *dense(f"{_LAYERS}intermediate", f"{_LAYER}intermediate.dense"),
+    *dense(f"{_LAYERS}output", f"{_LAYER}output.dense"),
+    *norm(f"{_LAYERS}output_norm", f"{_LAYER}output.LayerNorm"),
+    *dense("pooler/dense", "pooler.dense"),
+)
+"""Rules of the encoders that share BERT's layers."""
+
+
 class ClassHeads(NamedTuple):
     """The heads of a model class in Hugging Face transformers."""
 

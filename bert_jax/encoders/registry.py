@@ -16,6 +16,7 @@ import pydantic
 
 from bert_jax.encoders.bert.section import BertSection
 from bert_jax.encoders.modernbert.section import ModernBertSection
+from bert_jax.encoders.roberta.section import RobertaSection
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection, ModelSection
 from bert_jax.section import Section
@@ -25,6 +26,7 @@ from bert_jax.validation import KIND, sections_of, validate
 Registered: TypeAlias = (
     Annotated[BertSection, pydantic.Tag("bert")]
     | Annotated[ModernBertSection, pydantic.Tag("modernbert")]
+    | Annotated[RobertaSection, pydantic.Tag("roberta")]
 )
 
 

@@ -27,6 +27,9 @@ class EncoderArchitecture(Section):
 
     kind: ClassVar[str]
     """Name of the encoder, as in `model.kind`."""
+    pooled_heads: ClassVar[frozenset[str]] = frozenset()
+    """Heads that read the pooler: `next_sentence` and names of tasks. Without any, the encoder has
+    no pooler."""
     rotary_setting: ClassVar[str | None] = None
     """The setting that a phase's `rotary_theta` changes. None without rotary positions."""
 
@@ -104,7 +107,7 @@ class PostNormArchitecture(EncoderArchitecture):
     intermediate_size: int = pydantic.Field(ge=1, le=1 << 18)
     """Width of the hidden layer of the FFN."""
     max_position_embeddings: int = pydantic.Field(default=512, ge=1, le=1 << 20)
-    """Number of position embeddings, which is the maximum length of a row."""
+    """Maximum length of a row. Each of its tokens has a position embedding."""
     type_vocab_size: int = pydantic.Field(default=2, ge=1, le=1 << 10)
     """Number of token types. With 1, both spans have the same type."""
     hidden_act: Activation = "gelu_tanh"
@@ -117,6 +120,16 @@ class PostNormArchitecture(EncoderArchitecture):
     """Standard deviation of the truncated normal distribution of initial parameters."""
     layer_norm_eps: float = pydantic.Field(default=1e-12, gt=0)
     """Constant that is added to the variance in LayerNorm."""
+
+    @property
+    def first_position(self) -> int:
+        """Row of the position table for the first token. The rows before it are not used."""
+        return 0
+
+    @property
+    def head_act(self) -> Activation:
+        """Activation of the MLM head."""
+        return self.hidden_act
 
     def with_dropout(self, rate: float) -> PostNormArchitecture:
         """Returns the architecture with the same dropout rate for hidden states and attention."""

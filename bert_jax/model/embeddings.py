@@ -27,9 +27,9 @@ class Embeddings(nnx.Module):
         # The padding rows after the vocabulary are zero and are never trained.
         pieces = dataclasses.replace(normal, rows=architecture.vocab_size)
         self.word = param((architecture.padded_vocab_size, width), ("vocab", "embed"), pieces)
-        self.position = param(
-            (architecture.max_position_embeddings, width), ("positions", "embed"), normal
-        )
+        self.first_position = architecture.first_position
+        rows = self.first_position + architecture.max_position_embeddings
+        self.position = param((rows, width), ("positions", "embed"), normal)
         self.type = param((architecture.type_vocab_size, width), ("types", "embed"), normal)
         self.norm = LayerNorm(architecture=architecture, execution=execution)
         self.gradient_dtype: Dtype = execution.gradient_dtype
@@ -60,9 +60,10 @@ class Embeddings(nnx.Module):
         """
         x_BLD = self.look_up(input_ids)[0] if words_BLD is None else words_BLD
         if position_ids is None:
-            x_BLD += self.position[...][: input_ids.shape[1]][None]
+            end = self.first_position + input_ids.shape[1]
+            x_BLD += self.position[...][self.first_position : end][None]
         else:
-            x_BLD += self.position[...][position_ids]
+            x_BLD += self.position[...][self.first_position + position_ids]
         types = self.type[...]
         if types.shape[0] == 1:  # every token has this type
             x_BLD += types[None]

@@ -163,7 +163,7 @@ class EncoderModel(nnx.Module):
     @property
     def reads_first(self) -> bool:
         """Whether the task head reads only the first token's state."""
-        return self.heads.reads_pooled
+        return self.heads.scores_rows
 
     @abc.abstractmethod
     def task_logits(

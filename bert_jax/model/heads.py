@@ -90,7 +90,7 @@ class MlmHead(MlmDecoder):
         self.transform = Dense((width, width), ("embed", "pooled"), **parts)
         self.norm = LayerNorm(**parts)
         super().__init__(**parts)
-        self.activation: Activation = architecture.hidden_act
+        self.activation: Activation = architecture.head_act
 
     def rows(self, hidden_BPD: Array) -> Array:
         """Returns the input of the decoder, [B, P, D]."""

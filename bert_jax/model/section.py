@@ -83,7 +83,8 @@ class HeadsSection(Section):
     """The heads of the model. In pretraining, the objective determines them."""
 
     pooler: bool = True
-    """Whether the model has the pooler: a dense layer with tanh on [CLS]."""
+    """Whether the model has the pooler: a dense layer with tanh on [CLS]. Other heads of BERT and
+    RoBERTa read it. ModernBERT has none."""
     mlm: bool = True
     """Whether the model has the MLM head."""
     next_sentence: bool = True
@@ -103,8 +104,8 @@ class HeadsSection(Section):
         return {head for head in ("pooler", "mlm", "next_sentence") if getattr(self, head)}
 
     @property
-    def reads_pooled(self) -> bool:
-        """Whether the task head reads the pooled [CLS] instead of every token."""
+    def scores_rows(self) -> bool:
+        """Whether the task head scores whole rows instead of every token."""
         return self.task in ("sequence_classification", "multiple_choice")
 
     @property
@@ -115,10 +116,6 @@ class HeadsSection(Section):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> HeadsSection:
-        if not self.pooler and (self.next_sentence or self.reads_pooled):
-            raise SettingError(
-                "model.pooler", "found false, but another head needs it", place="pooler"
-            )
         if self.task is not None and self.outputs == 0:
             raise SettingError(
                 "model.labels",
@@ -183,6 +180,37 @@ class ModelSection(Section):
             else SizeSource("size", self.size, self.named_sizes[self.size])
         )
 
+    @classmethod
+    def pretraining_heads(cls) -> HeadsSection:
+        """Returns all pretraining heads that the encoder can have: the default of `heads`."""
+        return cls.model_fields["heads"].default
+
+    def of_task(self, heads: HeadsSection) -> HeadsSection:
+        """Returns a task's heads with the pooler if the task head reads it, otherwise without."""
+        reads = heads.task in self.architecture_type.pooled_heads
+        return heads.model_copy(update={"pooler": reads})
+
+    @pydantic.model_validator(mode="after")
+    def _possible_heads(self) -> ModelSection:
+        possible = self.pretraining_heads().of_pretraining
+        for head in sorted(self.heads.of_pretraining - possible):
+            raise SettingError(
+                "model.no_head",
+                "found true, but {encoder} has no such head. Use false.",
+                place=f"heads.{head}",
+                encoder=self.kind,
+            )
+        found = {*self.heads.of_pretraining, self.heads.task}
+        if not self.heads.pooler and (readers := found & self.architecture_type.pooled_heads):
+            raise SettingError(
+                "model.pooler",
+                "found false, but the head {head} of {encoder} reads the pooler. Use true.",
+                place="heads.pooler",
+                head=min(readers),
+                encoder=self.kind,
+            )
+        return self
+
     @pydantic.model_validator(mode="after")
     def _one_size(self) -> ModelSection:
         if self.size is not None:
@@ -206,14 +234,24 @@ class ModelSection(Section):
                     source=source.key,
                 )
 
-    def resolve(self, *, vocab_size: int) -> EncoderArchitecture:
+    def settings_of_tokenizer(self, padding_id: int) -> Mapping[str, object]:
+        """Returns the architecture's defaults for a tokenizer, whose padding has this id.
+
+        Raises UserError if `architecture` contradicts them.
+        """
+        del padding_id
+        return {}
+
+    def resolve(self, *, vocab_size: int, padding_id: int | None = None) -> EncoderArchitecture:
         """Returns the architecture for a tokenizer with `vocab_size` pieces.
 
         The embedding has one row per piece, or `architecture.vocab_size` rows if that is set.
+        `padding_id` is the id of the padding piece; None if the section has all settings.
 
         Raises:
             UserError: Sizes are missing or contradictory, there are fewer rows than pieces, the
-                heads do not divide the hidden size, or a file with sizes is unreadable.
+                heads do not divide the hidden size, a file with sizes is unreadable, or a setting
+                does not fit the tokenizer.
         """
         rows = self.architecture.vocab_size or vocab_size
         if rows < vocab_size:
@@ -225,6 +263,8 @@ class ModelSection(Section):
                 pieces=vocab_size,
             )
         values: dict[str, object] = {}
+        if padding_id is not None:
+            values |= self.settings_of_tokenizer(padding_id)
         if (source := self.size_source(vocab_size=rows)) is not None:
             try:
                 self._refuse_other_sizes(source)

@@ -85,7 +85,9 @@ def _prepare(
     schedule = pretraining_schedule(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
     tokenizer = load_tokenizer(settings.tokenizer)
-    architecture = settings.model.resolve(vocab_size=tokenizer.vocab_size)
+    architecture = settings.model.resolve(
+        vocab_size=tokenizer.vocab_size, padding_id=tokenizer.special.pad
+    )
     check_batches(section, mesh)
     execution, resolved = execution_on(
         mesh,
@@ -124,7 +126,7 @@ def _prepare(
 def _heads(settings: PretrainSettings) -> HeadsSection:
     """Returns the heads of the objective. Raises UserError if the model section has others."""
     heads = settings.objective.heads
-    if settings.model.heads not in (HeadsSection(), heads):
+    if settings.model.heads not in (settings.model.pretraining_heads(), heads):
         raise UserError(
             "model.heads_of_objective",
             "found {found}, but objective.kind {objective} trains {expected}. Remove this section.",

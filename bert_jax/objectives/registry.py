@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import pydantic
 
 from bert_jax.data.dataset.reader import Dataset
+from bert_jax.encoders.registry import SECTIONS
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
@@ -56,9 +57,10 @@ def read_objective(values: Any, *, source: str) -> Registered:
     return validate(_Holder, {"objective": values}, source=source).objective
 
 
-def kind_for(heads: HeadsSection) -> str:
-    """Returns the first objective whose heads a model has; without one, the default."""
-    return next(iter(_kinds_with(heads.of_pretraining)), DEFAULT.kind)
+def kind_for(heads: HeadsSection, *, encoder: str) -> str:
+    """Returns the first objective whose heads a model has, or else its encoder can have."""
+    possible = SECTIONS[encoder].pretraining_heads()
+    return next(kind for each in (heads, possible) for kind in _kinds_with(each.of_pretraining))
 
 
 def _kinds_with(heads: set[str]) -> list[str]:
@@ -77,10 +79,8 @@ def make_objective(
 
     Raises UserError if the encoder cannot have the heads of the objective.
     """
-    from bert_jax.encoders.build import model_type
-
-    titles = model_type(architecture).groups.titles
-    if lacking := section.heads.of_pretraining - set(titles):
+    possible = SECTIONS[architecture.kind].pretraining_heads().of_pretraining
+    if lacking := section.heads.of_pretraining - possible:
         raise UserError(
             "objective.encoder",
             "found {found}, but the encoder {encoder} cannot have its heads {lacking:and}. Use "
@@ -89,7 +89,7 @@ def make_objective(
             found=section.kind,
             encoder=architecture.kind,
             lacking=sorted(lacking),
-            allowed=_kinds_with(set(titles)),
+            allowed=_kinds_with(possible),
         )
     return section.make(architecture=architecture, execution=execution, tokenizer=tokenizer)
 

@@ -79,7 +79,7 @@ class Split:
 class Family:
     """A task and its data."""
 
-    heads: HeadsSection  # heads of the model, with the labels
+    heads: HeadsSection  # the task head, with the labels
     best_metric: str  # name of the score that ranks checkpoints; larger is better
     splits: Mapping[str, Split]  # the requested splits, by name
     notes: Sequence[str]  # remarks about the data
@@ -147,10 +147,9 @@ class DataRequest(NamedTuple):
 def task_heads(
     task: TaskName, *, labels: tuple[str, ...] = (), problem: ProblemName | None = None
 ) -> HeadsSection:
-    """Returns the heads of a fine-tuned model: the task head, and a pooler if it needs one."""
-    pooled = task in ("sequence_classification", "multiple_choice")
+    """Returns the heads of a task, without the pooler, see `ModelSection.of_task`."""
     return HeadsSection(
-        pooler=pooled, mlm=False, next_sentence=False, task=task, labels=labels, problem=problem
+        pooler=False, mlm=False, next_sentence=False, task=task, labels=labels, problem=problem
     )
 
 

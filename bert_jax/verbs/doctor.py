@@ -128,8 +128,10 @@ def _trained(config: RunConfig) -> _Trained | None:
             return _Trained(origin.build, execution, origin.architecture, section.max_length)
         if config.model is None or config.tokenizer is None:
             return None
-        vocab_size = load_tokenizer(config.tokenizer).vocab_size
-        architecture = config.model.resolve(vocab_size=vocab_size)
+        tokenizer = load_tokenizer(config.tokenizer)
+        architecture = config.model.resolve(
+            vocab_size=tokenizer.vocab_size, padding_id=tokenizer.special.pad
+        )
     except UserError:
         return None
     build = encoder_builder(architecture, config.model.execution, config.model.heads)

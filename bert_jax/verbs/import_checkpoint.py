@@ -120,7 +120,8 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
     Replaces the model's NumPy arrays with JAX arrays. `record` is the model's source, for
     provenance.json.
     """
-    config = RunConfig.model_validate({"objective": {"kind": kind_for(model.heads)}})
+    kind = kind_for(model.heads, encoder=model.architecture.kind)
+    config = RunConfig.model_validate({"objective": {"kind": kind}})
     directory = model.files[0].parent
     kind = {} if model.model_type is None else {"model_type": model.model_type}
     files = sorted([*model.files, *tokenizer_files(directory)])

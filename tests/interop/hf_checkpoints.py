@@ -13,7 +13,13 @@ import torch
 from etils import epath
 from flax import nnx, serialization
 from flax.traverse_util import unflatten_dict
-from transformers import BertConfig, ModernBertConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    BertConfig,
+    ModernBertConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    RobertaConfig,
+)
 
 from bert_jax.encoders.bert.model import Bert
 from bert_jax.encoders.bert.section import BertSection
@@ -32,6 +38,7 @@ from bert_jax.train.state import abstract_params, define_model, draw_params
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 
 Model = TypeVar("Model", bound=PreTrainedModel)
+Config = TypeVar("Config", bound=PreTrainedConfig)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -66,8 +73,11 @@ def bind(build: Callable[[], Any], params: Any) -> Any:
     return nnx.merge(define_model(build).graphdef, jax.tree.map(jnp.asarray, params))
 
 
-def hf_config(**changes: Any) -> BertConfig:
-    """Returns a small configuration. Its large initial weights make activations nonlinear."""
+def hf_config(kind: Callable[..., Config] = BertConfig, **changes: Any) -> Config:
+    """Returns a small configuration of BERT or a relative.
+
+    Its large initial weights make activations nonlinear.
+    """
     values: dict[str, Any] = {
         "vocab_size": 150,
         "hidden_size": 32,
@@ -78,7 +88,7 @@ def hf_config(**changes: Any) -> BertConfig:
         "initializer_range": 0.2,
         "attn_implementation": "eager",
     }
-    return BertConfig(**(values | changes))
+    return kind(**(values | changes))
 
 
 def modernbert_config(**changes: Any) -> ModernBertConfig:
@@ -97,6 +107,18 @@ def modernbert_config(**changes: Any) -> ModernBertConfig:
         **dict.fromkeys(("sep_token_id", "eos_token_id"), 3),
     }
     return ModernBertConfig(**(values | changes))
+
+
+def roberta_config(kind: type[RobertaConfig] = RobertaConfig, **changes: Any) -> RobertaConfig:
+    """Returns a small configuration of RoBERTa, for the pieces of `write_tokenizer`."""
+    values: dict[str, Any] = {
+        "max_position_embeddings": 41,  # 40 tokens
+        "type_vocab_size": 1,
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    }
+    return hf_config(kind, **(values | changes))
 
 
 def hf_model(

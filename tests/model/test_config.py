@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_args
 
 import pytest
 
 from bert_jax.encoders.bert.section import RELEASED as SIZES
 from bert_jax.encoders.bert.section import BertArchitecture, BertSection
-from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.encoders.registry import read_model_section
+from bert_jax.model.section import Execution, HeadsSection, TaskName
+from bert_jax.tasks.family import task_heads
 from bert_jax.validation import validate
 from tests.project import refuses
 
@@ -27,6 +29,7 @@ RELEASED: dict[str, Any] = {
     "type_vocab_size": 2,
     "vocab_size": 30522,
 }
+CHOICE: Final = {"task": "multiple_choice", "next_sentence": False, "mlm": False}
 MULTILINGUAL = RELEASED | {
     "directionality": "bidi",
     "pooler_fc_size": 768,
@@ -79,6 +82,41 @@ def test_a_saved_section_needs_no_released_file(tmp_path: Path) -> None:
     assert spelled.execution.remat == "dots"
     assert not spelled.heads.mlm
     assert spelled.bert_config is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads", "key", "place", "values"),
+    [
+        ("bert", {"pooler": False}, "model.pooler", "pooler", {"head": "next_sentence"}),
+        *(
+            (kind, CHOICE | {"pooler": False}, "model.pooler", "pooler", {"head": CHOICE["task"]})
+            for kind in ("bert", "roberta")
+        ),
+        ("roberta", {}, "model.no_head", "next_sentence", {"encoder": "roberta"}),
+        ("modernbert", CHOICE, "model.no_head", "pooler", {"encoder": "modernbert"}),
+    ],
+)
+def test_heads_that_an_encoder_cannot_have_are_refused(
+    kind: str, heads: dict[str, Any], key: str, place: str, values: dict[str, Any]
+) -> None:
+    with refuses(key, place=f"model.heads.{place}", **values):
+        read_model_section({"kind": kind, "heads": heads}, source="")
+
+
+@pytest.mark.parametrize(
+    ("kind", "tasks"),
+    [
+        ("bert", {"sequence_classification", "multiple_choice"}),
+        ("roberta", {"multiple_choice"}),
+        ("modernbert", set()),
+    ],
+)
+def test_a_fine_tuned_model_has_a_pooler_if_its_head_reads_it(kind: str, tasks: set[str]) -> None:
+    section = read_model_section({"kind": kind}, source="")
+    heads = {task: section.of_task(task_heads(task, labels=("a",))) for task in get_args(TaskName)}
+    assert {task for task, found in heads.items() if found.pooler} == tasks
+    for found in heads.values():  # they are valid
+        read_model_section({"kind": kind, "heads": found.model_dump()}, source="")
 
 
 def test_size_and_file_together_are_refused(tmp_path: Path) -> None:

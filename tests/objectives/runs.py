@@ -22,7 +22,8 @@ def config_of(
     values["train"]["phases"][0]["dataset"] = str(dataset)
     values["train"]["evaluation"] = {"every": 8, "examples": 24}
     sizes = small_encoder(encoder, hidden_size=32, num_attention_heads=2).with_dropout(0.1)
-    architecture = sizes.model_dump(exclude={"vocab_size"})
+    of_tokenizer = {"vocab_size", "padding_position"}
+    architecture = sizes.model_dump(exclude=of_tokenizer)
     execution = values["model"]["execution"]
     values["model"] = {"kind": encoder, "architecture": architecture, "execution": execution}
     values["objective"] = {"kind": objective}

@@ -10,6 +10,7 @@ from transformers import BertForPreTraining
 
 from bert_jax import narration
 from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.encoders.bert.section import BertSection
 from bert_jax.model.section import HeadsSection
 from bert_jax.tasks.family import task_heads
 from bert_jax.verbs.import_checkpoint import import_checkpoint
@@ -84,7 +85,9 @@ def test_every_evaluation_and_threshold_is_kept_apart(
 
 
 def test_probabilities_are_refused_before_predicting(tmp_path: Path) -> None:
-    heads = task_heads("sequence_classification", labels=("label",), problem="regression")
+    heads = BertSection().of_task(
+        task_heads("sequence_classification", labels=("label",), problem="regression")
+    )
     task = {"kind": "table", "text": "text", "label": "label"}
     config = {"finetune": {"init_from": "unused", "task": task}}
     run = tiny_run(tmp_path, heads=heads, config=config)

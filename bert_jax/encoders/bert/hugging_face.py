@@ -5,18 +5,15 @@ from typing import Final, Literal
 from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.encoders.hf_format import (
     BARE,
+    POST_NORM,
     ClassHeads,
     HfConfig,
     HfFormat,
     NameRule,
     dense,
-    embedding,
     norm,
 )
 from bert_jax.model.architecture import Activation
-
-_LAYERS: Final = "encoder/layers/"
-_LAYER: Final = "encoder.layer.{layer}."
 
 
 class BertConfig(BertArchitecture, HfConfig):
@@ -45,21 +42,7 @@ FORMAT: Final = HfFormat(
     },
     config=BertConfig,
     prefix="bert.",
-    encoder=(
-        *embedding("encoder/embeddings/word", "embeddings.word_embeddings"),
-        *embedding("encoder/embeddings/position", "embeddings.position_embeddings"),
-        *embedding("encoder/embeddings/type", "embeddings.token_type_embeddings"),
-        *norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
-        *dense(f"{_LAYERS}attention/query", f"{_LAYER}attention.self.query"),
-        *dense(f"{_LAYERS}attention/key", f"{_LAYER}attention.self.key"),
-        *dense(f"{_LAYERS}attention/value", f"{_LAYER}attention.self.value"),
-        *dense(f"{_LAYERS}attention/output", f"{_LAYER}attention.output.dense"),
-        *norm(f"{_LAYERS}attention_norm", f"{_LAYER}attention.output.LayerNorm"),
-        *dense(f"{_LAYERS}intermediate", f"{_LAYER}intermediate.dense"),
-        *dense(f"{_LAYERS}output", f"{_LAYER}output.dense"),
-        *norm(f"{_LAYERS}output_norm", f"{_LAYER}output.LayerNorm"),
-        *dense("pooler/dense", "pooler.dense"),
-    ),
+    encoder=POST_NORM,
     heads=(
         *dense("mlm/transform", "cls.predictions.transform.dense"),
         *norm("mlm/norm", "cls.predictions.transform.LayerNorm"),

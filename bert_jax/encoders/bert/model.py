@@ -1,21 +1,16 @@
 """BERT: the post-LayerNorm encoder with a pooler, pretraining heads and a task head."""
 
-from collections.abc import Mapping
-
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bert_jax.encoders.bert.section import BertArchitecture
-from bert_jax.model.dropout import dropout
-from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead
-from bert_jax.model.kernel_limits import Limit, Part
-from bert_jax.model.post_norm import POST_NORM_GROUPS, PostNormEncoder, post_norm_limit
+from bert_jax.model.heads import NextSentenceHead
+from bert_jax.model.post_norm import POST_NORM_GROUPS
+from bert_jax.model.post_norm_model import PostNormModel
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
 
-class Bert(EncoderModel):
+class Bert(PostNormModel):
     """BERT with the heads of a `HeadsSection` (arXiv 1810.04805)."""
 
     groups = ParameterGroups(
@@ -32,59 +27,15 @@ class Bert(EncoderModel):
         self, *, architecture: BertArchitecture, execution: Execution, heads: HeadsSection
     ) -> None:
         super().__init__(architecture=architecture, execution=execution, heads=heads)
-        parts = {"architecture": architecture, "execution": execution}
-        self.encoder = PostNormEncoder(**parts)
-        if heads.pooler:
-            self.pooler = Pooler(**parts)
-        if heads.mlm:
-            self.mlm = MlmHead(**parts)
         if heads.next_sentence:
+            parts = {"architecture": architecture, "execution": execution}
             self.next_sentence = NextSentenceHead(**parts)
-        if heads.task is not None:
-            self.task = TaskHead(outputs=heads.outputs, **parts)
-            own = heads.task_dropout
-            self.task_dropout = architecture.hidden_dropout_prob if own is None else own
-
-    @staticmethod
-    def limit(
-        part: Part,
-        execution: Execution,
-        architecture: BertArchitecture,
-        parts: Mapping[str, int],
-        longest: int,
-    ) -> Limit | None:
-        """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
-        return post_norm_limit(part, execution, architecture, parts, longest)
-
-    def pooled(
-        self, cls_BED: Float[Array, "batch examples hidden"]
-    ) -> Float[Array, "batch examples hidden"]:
-        """Returns the pooled vectors for states of [CLS] tokens."""
-        return self.pooler(cls_BED)
 
     def next_sentence_logits(
         self, cls_BED: Float[Array, "batch examples hidden"]
     ) -> Float[Array, "batch examples 2"]:
         """Returns the float32 logits of the next-sentence head for states of [CLS] tokens."""
         return self.next_sentence(self.pooler(cls_BED))
-
-    def task_logits(
-        self,
-        hidden_BLD: Float[Array, "batch length hidden"],
-        segment_ids: Array,
-        *,
-        dropout_key: Array | None = None,
-    ) -> Float[Array, "batch ..."]:
-        """Returns the float32 logits of the task head, see `EncoderModel.task_logits`.
-
-        Question answering has no dropout before the head.
-        """
-        del segment_ids
-        read = self.pooler(hidden_BLD[:, :1]) if self.heads.reads_pooled else hidden_BLD
-        if self.heads.task != "question_answering":
-            read = dropout(read, self.task_dropout, dropout_key)
-        logits = self.task(read).astype(jnp.float32)
-        return logits[:, 0] if self.heads.reads_pooled else logits
 
 
 MODEL = Bert

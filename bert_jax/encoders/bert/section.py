@@ -34,6 +34,7 @@ class BertArchitecture(PostNormArchitecture):
     """Sizes and settings that determine the parameters and the function of BERT."""
 
     kind = "bert"
+    pooled_heads = frozenset({"next_sentence", "sequence_classification", "multiple_choice"})
 
 
 if TYPE_CHECKING:

@@ -135,8 +135,8 @@ FORMAT: Final = HfFormat(
     model_types={"modernbert": "ModernBert"},
     classes={
         "ForMaskedLM": ClassHeads(mlm=True),
-        "ForSequenceClassification": ClassHeads(pooler=True, task="sequence_classification"),
-        "ForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),
+        "ForSequenceClassification": ClassHeads(task="sequence_classification"),
+        "ForMultipleChoice": ClassHeads(task="multiple_choice"),
         "ForTokenClassification": ClassHeads(task="token_classification"),
         "ForQuestionAnswering": ClassHeads(task="question_answering"),
         BARE: ClassHeads(),

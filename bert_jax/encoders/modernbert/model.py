@@ -105,7 +105,7 @@ class ModernBert(EncoderModel):
     @property
     def reads_first(self) -> bool:
         """Whether the task head reads only the first token's state."""
-        return self.heads.reads_pooled and self.pooling == "cls"
+        return self.heads.scores_rows and self.pooling == "cls"
 
     def task_logits(
         self,
@@ -115,10 +115,10 @@ class ModernBert(EncoderModel):
         dropout_key: Array | None = None,
     ) -> Float[Array, "batch ..."]:
         """Returns the float32 logits of the task head, see `EncoderModel.task_logits`."""
-        read = self._pooled(hidden_BLD, segment_ids) if self.heads.reads_pooled else hidden_BLD
+        read = self._pooled(hidden_BLD, segment_ids) if self.heads.scores_rows else hidden_BLD
         read = dropout(self.head(read), self.task_dropout, dropout_key)
         logits = self.task(read).astype(jnp.float32)
-        return logits[:, 0] if self.heads.reads_pooled else logits
+        return logits[:, 0] if self.heads.scores_rows else logits
 
     def _pooled(self, hidden_BLD: Array, segment_ids: Array) -> Array:
         """Returns one vector of each row, [B, 1, D]."""

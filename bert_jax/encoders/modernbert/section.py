@@ -7,7 +7,7 @@ import pydantic
 
 from bert_jax.errors import SettingError
 from bert_jax.model.architecture import Activation, EncoderArchitecture
-from bert_jax.model.section import ModelSection, changes_of
+from bert_jax.model.section import HeadsSection, ModelSection, changes_of
 from bert_jax.section import Section
 
 Pooling = Literal["cls", "mean"]
@@ -149,3 +149,5 @@ class ModernBertSection(ModelSection):
     architecture: ModernBertArchitectureChanges = ModernBertArchitectureChanges()
     """The whole architecture, or changes to `size`, such as the window and the positions. Layers,
     widths and heads must come from one source."""
+    heads: HeadsSection = HeadsSection(pooler=False, next_sentence=False)
+    """The heads of the model. In pretraining, the objective determines them."""

@@ -86,7 +86,7 @@ def _train_spec(
         flops_per_row=TRAINING
         * prepared.architecture.forward_flops(
             seq_length=round(batches.plan.mean_length),
-            read=1 if prepared.family.heads.reads_pooled else None,
+            read=1 if prepared.family.heads.scores_rows else None,
         ),
         evaluate=evaluate,
         watch=None,

@@ -56,6 +56,9 @@ FREE: Final = (
     *(f"finetune.watchdog.{name}" for name in WatchdogSection.model_fields),
 )
 
+TASK_HEAD: Final = "task"
+"""Name of the task head among the parameters."""
+
 # Settings that determine the rows of a run and their order.
 DATA: Final = r"seed|content\..*|finetune\.(split_seed|max_length|task\..*)"
 
@@ -165,6 +168,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     request = DataRequest(origin.tokenizer, section.max_length, section.split_seed)
     with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):
         family = section.task.open(request)
+    family = dataclasses.replace(family, heads=origin.model.of_task(family.heads))
     if not len(family.splits["train"].lengths):
         raise UserError(
             "finetune.no_examples",
@@ -258,13 +262,21 @@ def show_data(prepared: TrainingSetup, console: Console) -> None:
     dtype = prepared.execution.dtype
     if prepared.section.dtype is None and dtype != origin.model.execution.dtype:
         lines.append(SLOWER)
-    fresh = ["the pooler"] if family.heads.pooler and not origin.heads.pooler else []
-    if not _same_head(family.heads, origin.heads):
-        fresh.append(f"the {(family.heads.task or '').replace('_', '-')} head")
-    if fresh:
-        lines.append(f"{' and '.join(fresh)} starts fresh")
+    if fresh := _fresh_modules(prepared):
+        verb = "starts" if len(fresh) == 1 else "start"
+        lines.append(f"{' and '.join(fresh)} {verb} fresh")
     for line in lines:
         narrator_of(console).say(line)
+
+
+def _fresh_modules(prepared: TrainingSetup) -> list[str]:
+    """Returns the titles of the modules whose parameters the origin lacks."""
+    learnt = set(define_model(prepared.origin.build).params)
+    if not _same_head(prepared.family.heads, prepared.origin.heads):
+        learnt.discard(TASK_HEAD)
+    task = f"the {(prepared.family.heads.task or '').replace('_', '-')} head"
+    titles = prepared.model.groups.titles | {TASK_HEAD: task}
+    return [titles[part] for part in titles if part in prepared.model.params.keys() - learnt]
 
 
 def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -> Params:
@@ -275,7 +287,7 @@ def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -
     origin = prepared.origin
     params = load_params(origin, checkpoint="auto", mesh=prepared.mesh).params
     same = _same_head(prepared.family.heads, origin.heads)
-    unshared = () if same else ("task",)
+    unshared = () if same else (TASK_HEAD,)
     found = {part: params[part] for part in abstract if part in params and part not in unshared}
     return found | draw({part: abstract[part] for part in abstract if part not in found})
 

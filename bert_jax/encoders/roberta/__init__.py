@@ -1,0 +1,1 @@
+"""RoBERTa (arXiv 1907.11692), XLM-R and CamemBERT."""

@@ -1,0 +1,110 @@
+"""RoBERTa, XLM-R and CamemBERT in Hugging Face's format."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal, Self
+
+import pydantic
+
+from bert_jax.encoders.hf_format import (
+    BARE,
+    POST_NORM,
+    ClassHeads,
+    HfConfig,
+    HfFormat,
+    NameRule,
+    dense,
+    norm,
+)
+from bert_jax.encoders.roberta.section import RobertaArchitecture, check_padding
+from bert_jax.errors import SettingError
+from bert_jax.text.vocabulary import SpecialIds
+
+_KEYS: Final = {"padding_position": "pad_token_id"}
+
+
+class RobertaConfig(RobertaArchitecture, HfConfig):
+    """The keys that we read from RoBERTa's config.json.
+
+    Hugging Face's `max_position_embeddings` is the number of rows of the position table. It
+    includes the rows before the first token's.
+    """
+
+    model_config = pydantic.ConfigDict(alias_generator=lambda name: _KEYS.get(name, name))
+    architecture_type = RobertaArchitecture
+    keys = _KEYS
+    ids: ClassVar[Mapping[str, str]] = {"bos_token_id": "cls", "eos_token_id": "sep"}
+
+    type_vocab_size: int = pydantic.Field(default=2, ge=1, le=1 << 10)
+    layer_norm_eps: float = pydantic.Field(default=1e-12, gt=0)
+    position_embedding_type: Literal["absolute"] = "absolute"
+    is_decoder: Literal[False] = False
+    add_cross_attention: Literal[False] = False
+
+    @pydantic.model_validator(mode="after")
+    def _some_positions(self) -> Self:
+        if self.max_position_embeddings <= self.first_position:
+            raise SettingError(
+                "roberta.positions",
+                "found {found}, allowed: more than pad_token_id + 1 = {first}",
+                place="max_position_embeddings",
+                found=self.max_position_embeddings,
+                first=self.first_position,
+            )
+        return self
+
+    @property
+    def architecture(self) -> RobertaArchitecture:
+        """The architecture."""
+        tokens = self.max_position_embeddings - self.first_position
+        return super().architecture.model_copy(update={"max_position_embeddings": tokens})
+
+    @classmethod
+    def written(cls, architecture: Any, special: SpecialIds) -> dict[str, Any]:
+        """Returns the keys and values, see `HfConfig`.
+
+        Raises UserError if the tokenizer's padding has another id than the architecture's.
+        """
+        check_padding(architecture.padding_position, special.pad)
+        rows = architecture.first_position + architecture.max_position_embeddings
+        return super().written(architecture, special) | {"max_position_embeddings": rows}
+
+
+FORMAT: Final = HfFormat(
+    title="RoBERTa",
+    model_types={"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
+    classes={
+        "ForMaskedLM": ClassHeads(mlm=True),
+        "ForSequenceClassification": ClassHeads(task="sequence_classification"),
+        "ForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),
+        "ForTokenClassification": ClassHeads(task="token_classification"),
+        "ForQuestionAnswering": ClassHeads(task="question_answering"),
+        BARE: ClassHeads(),  # the pooler is optional
+    },
+    config=RobertaConfig,
+    prefix="roberta.",
+    encoder=POST_NORM,
+    heads=(
+        *dense("mlm/transform", "lm_head.dense"),
+        *norm("mlm/norm", "lm_head.layer_norm"),
+        NameRule("mlm/bias", "lm_head.bias"),
+    ),
+    tasks={
+        "sequence_classification": (
+            *dense("classifier/dense", "classifier.dense"),
+            *dense("task", "classifier.out_proj"),
+        ),
+        "multiple_choice": dense("task", "classifier"),
+        "token_classification": dense("task", "classifier"),
+        "question_answering": dense("task", "qa_outputs"),
+    },
+    tied={
+        "lm_head.decoder.weight": "encoder/embeddings/word",
+        "lm_head.decoder.bias": "mlm/bias",
+    },
+    ignored={
+        "*embeddings.position_ids": "the constant 0, 1, 2, …, not a parameter",
+        "*embeddings.token_type_ids": "the constant 0, not a parameter",
+        "lm_head.decoder.weight": "the embedding table again: the decoder is tied to it",
+        "lm_head.decoder.bias": "lm_head.bias again",
+    },
+)

@@ -1,0 +1,69 @@
+"""The model of the encoders that share BERT's post-LayerNorm layers."""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from bert_jax.model.architecture import PostNormArchitecture
+from bert_jax.model.dropout import dropout
+from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.heads import MlmHead, Pooler, TaskHead
+from bert_jax.model.kernel_limits import Limit, Part
+from bert_jax.model.post_norm import PostNormEncoder, post_norm_limit
+from bert_jax.model.section import Execution, HeadsSection
+
+
+class PostNormModel(EncoderModel):
+    """The post-LayerNorm encoder with a pooler, the MLM head and a task head."""
+
+    def __init__(
+        self, *, architecture: PostNormArchitecture, execution: Execution, heads: HeadsSection
+    ) -> None:
+        super().__init__(architecture=architecture, execution=execution, heads=heads)
+        parts = {"architecture": architecture, "execution": execution}
+        self.encoder = PostNormEncoder(**parts)
+        if heads.pooler:
+            self.pooler = Pooler(**parts)
+        if heads.mlm:
+            self.mlm = MlmHead(**parts)
+        if heads.task is not None:
+            self.task = TaskHead(outputs=heads.outputs, **parts)
+            own = heads.task_dropout
+            self.task_dropout = architecture.hidden_dropout_prob if own is None else own
+        self.task_reads_pooler = heads.task in architecture.pooled_heads
+
+    @staticmethod
+    def limit(
+        part: Part,
+        execution: Execution,
+        architecture: PostNormArchitecture,
+        parts: Mapping[str, int],
+        longest: int,
+    ) -> Limit | None:
+        """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
+        return post_norm_limit(part, execution, architecture, parts, longest)
+
+    def pooled(
+        self, cls_BED: Float[Array, "batch examples hidden"]
+    ) -> Float[Array, "batch examples hidden"]:
+        """Returns the pooled vectors for states of [CLS] tokens."""
+        return self.pooler(cls_BED)
+
+    def task_logits(
+        self,
+        hidden_BLD: Float[Array, "batch length hidden"],
+        segment_ids: Array,
+        *,
+        dropout_key: Array | None = None,
+    ) -> Float[Array, "batch ..."]:
+        """Returns the float32 logits of the task head, see `EncoderModel.task_logits`.
+
+        Question answering has no dropout before the head.
+        """
+        del segment_ids
+        read = self.pooler(hidden_BLD[:, :1]) if self.task_reads_pooler else hidden_BLD
+        if self.heads.task != "question_answering":
+            read = dropout(read, self.task_dropout, dropout_key)
+        logits = self.task(read).astype(jnp.float32)
+        return logits[:, 0] if self.heads.scores_rows else logits

@@ -1,0 +1,170 @@
+"""RoBERTa against Hugging Face's: hidden states, logits, losses and every gradient."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import nnx
+from transformers import PreTrainedModel
+
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.encoders.registry import read_model_section
+from bert_jax.encoders.roberta.model import Roberta
+from bert_jax.encoders.roberta.section import RobertaArchitecture
+from bert_jax.interop.hf_checkpoint import read_hf
+from bert_jax.model.cross_entropy import cross_entropy
+from bert_jax.model.section import Execution
+from bert_jax.train.state import define_model
+from tests.interop.hf_checkpoints import hf_model, roberta_config, save, under_their_names
+from tests.project import refuses
+from tests.train.harness import QUICK
+
+PREDICTIONS = 3  # per example
+NOT_PREDICTED = -100
+
+
+class Case(NamedTuple):
+    """A model, and examples of some lengths."""
+
+    kind: str
+    changes: dict[str, Any]
+    lengths: Sequence[int]
+    packed: bool = False  # whether our row has all examples
+    unroll: int | None = None
+
+
+CASES = [
+    Case("RobertaForMaskedLM", {"num_hidden_layers": 1, "vocab_size": 131}, (9, 4)),
+    Case("RobertaForMaskedLM", {"pad_token_id": 1, "hidden_act": "relu"}, (5, 17, 11), packed=True),
+    Case("RobertaForMaskedLM", {"pad_token_id": 5, "hidden_size": 36}, (7, 21), packed=True),
+    Case("XLMRobertaForMaskedLM", {"num_hidden_layers": 3, "type_vocab_size": 2}, (23,), unroll=1),
+    Case("CamembertForMaskedLM", {"intermediate_size": 50, "num_attention_heads": 1}, (3, 30)),
+    Case("RobertaForSequenceClassification", {"num_labels": 3}, (8, 5)),
+]
+
+
+class Examples(NamedTuple):
+    """Random examples as padded rows [N, L], with distinct positions of predictions [N, P]."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    positions: np.ndarray
+
+    @property
+    def answers(self) -> np.ndarray:
+        return np.take_along_axis(self.ids, self.positions, 1)
+
+    @classmethod
+    def of(cls, case: Case, config: Any) -> "Examples":
+        rng = np.random.default_rng(len(case.lengths))
+        mask = np.arange(max(case.lengths)) < np.array(case.lengths)[:, None]
+        allowed = np.setdiff1d(np.arange(config.vocab_size), config.pad_token_id)
+        ids = np.where(mask, rng.choice(allowed, mask.shape), config.pad_token_id)
+        positions = np.stack([rng.permutation(length)[:PREDICTIONS] for length in case.lengths])
+        return cls(ids, mask, positions)
+
+    def theirs(self) -> dict[str, torch.Tensor]:
+        arrays = {"input_ids": self.ids, "attention_mask": self.mask.astype(int)}
+        return {name: torch.tensor(array) for name, array in arrays.items()}
+
+    def ours(self, *, packed: bool) -> dict[str, jax.Array]:
+        """Returns our batch, with a row per example or with one row for all examples."""
+        rows, columns = np.indices(self.mask.shape)
+        batch = {"input_ids": self.ids, "segment_ids": self.mask}
+        starts = np.zeros((len(self.ids), 1), int)
+        if packed:
+            of_tokens = {"input_ids": self.ids, "segment_ids": rows + 1, "position_ids": columns}
+            batch = {name: array[self.mask][None] for name, array in of_tokens.items()}
+            starts = np.cumsum([0, *self.mask.sum(1)[:-1]])[:, None]
+        shape = len(batch["input_ids"]), -1
+        batch["masked_lm_positions"] = (self.positions + starts).reshape(shape)
+        batch["masked_lm_ids"] = self.answers.reshape(shape)
+        batch["token_type_ids"] = np.zeros_like(batch["input_ids"])
+        return {name: jnp.asarray(array, jnp.int32) for name, array in batch.items()}
+
+
+def their_results(model: PreTrainedModel, examples: Examples) -> Any:
+    """Returns Hugging Face's output, after the backward pass of its loss."""
+    if "MaskedLM" in type(model).__name__:
+        labels = np.full(examples.ids.shape, NOT_PREDICTED)
+        np.put_along_axis(labels, examples.positions, examples.answers, 1)
+    else:
+        labels = np.arange(len(examples.ids))
+    found = model(**examples.theirs(), labels=torch.tensor(labels), output_hidden_states=True)
+    found.loss.backward()
+    return found
+
+
+def our_logits(model: Roberta, batch: dict[str, jax.Array], *, vocab_size: int) -> jax.Array:
+    hidden = model.hidden(batch, dropout_key=None)
+    if model.heads.task is not None:
+        return model.task_logits(hidden, batch["segment_ids"])
+    logits = model.mlm_logits(hidden, batch["masked_lm_positions"])
+    return logits[..., :vocab_size].reshape(-1, PREDICTIONS, vocab_size)
+
+
+def our_loss(model: Roberta, batch: dict[str, jax.Array]) -> jax.Array:
+    if model.heads.task is None:
+        return model.scored(batch, dropout_key=None).mlm.loss.mean()
+    logits = our_logits(model, batch, vocab_size=0)
+    return cross_entropy(logits[:, None], jnp.arange(len(logits))[:, None]).loss.mean()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind} {case.changes}")
+def test_states_logits_loss_and_gradients_equal_hugging_faces(tmp_path: Path, case: Case) -> None:
+    kind = getattr(transformers, case.kind)
+    config = roberta_config(kind.config_class, **case.changes)
+    theirs = hf_model(kind, config, seed=len(case.lengths))
+    found, examples = read_hf(save(theirs, tmp_path)), Examples.of(case, config)
+    wanted, batch = their_results(theirs, examples), examples.ours(packed=case.packed)
+
+    execution = Execution(dtype="float32", unroll=case.unroll)
+    definition = define_model(encoder_builder(found.architecture, execution, found.heads))
+    params = jax.tree.map(jnp.asarray, found.params)
+
+    def compute(params: Any) -> Any:
+        model: Roberta = nnx.merge(definition.graphdef, params)
+        logits = our_logits(model, batch, vocab_size=config.vocab_size)
+        return our_loss(model, batch), (model.encoder.every_layer(batch), logits)
+
+    gradient: Any = jax.jit(jax.value_and_grad(compute, has_aux=True)).lower(params)
+    (loss, (states, logits)), slopes = gradient.compile(compiler_options=QUICK)(params)
+    real = np.asarray(batch["segment_ids"]) > 0
+    for state, expected in zip(states, wanted.hidden_states, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(state)[real], expected.detach().numpy()[examples.mask], atol=1e-5
+        )
+    expected = wanted.logits.detach().numpy()
+    if found.heads.task is None:
+        expected = np.take_along_axis(expected, examples.positions[..., None], 1)
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    assert float(loss) == pytest.approx(wanted.loss.item(), abs=1e-6)
+    ours = under_their_names(slopes, found.architecture, found.heads)
+    gradients = {name: np.asarray(theirs.get_parameter(name).grad) for name in ours}
+    assert len(ours) == len(list(theirs.parameters()))
+    for name, gradient in ours.items():
+        if name.endswith("key.bias"):  # softmax cancels this bias, so its gradient is rounding
+            assert max(abs(gradient).max(), abs(gradients[name]).max()) < 1e-6
+            continue
+        limit = 1e-4 * abs(gradients[name]).max()
+        np.testing.assert_allclose(gradient, gradients[name], atol=limit, err_msg=name)
+
+
+def test_the_tokenizers_padding_determines_the_positions() -> None:
+    values: dict[str, Any] = {"kind": "roberta", "size": "base"}
+    section = read_model_section(values, source="")
+    for padding, first in ((None, 2), (0, 1), (3, 4)):
+        found = section.resolve(vocab_size=100, padding_id=padding)
+        assert isinstance(found, RobertaArchitecture)
+        assert (found.first_position, found.max_position_embeddings) == (first, 512)
+    other = read_model_section(values | {"architecture": {"padding_position": 1}}, source="")
+    assert other.resolve(vocab_size=100, padding_id=1) == section.resolve(vocab_size=100)
+    place = "model.architecture.padding_position"
+    with refuses("roberta.padding_position", place=place, found=1, padding_id=0):
+        other.resolve(vocab_size=100, padding_id=0)
