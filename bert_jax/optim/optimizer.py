@@ -1,4 +1,4 @@
-"""The optimizers of pretraining: AdamW as in BERT, and LAMB."""
+"""The optimizers of pretraining: AdamW as in BERT, LAMB, and StableAdamW."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -8,6 +8,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.optim.sections import AdamSection, OptimizerSection
+from bert_jax.optim.stable_adamw import stable_adamw
 from bert_jax.parallel.compiling import made_once
 from bert_jax.parallel.sharding_rules import LogicalAxes
 
@@ -16,6 +17,8 @@ Axes = Any  # a nested dict of LogicalAxes
 FlatAxes = tuple[tuple[tuple[str, ...], LogicalAxes], ...]  # hashable form of Axes
 
 NO_DECAY = ("bias", "scale")
+# Settings that determine only the schedule
+SCHEDULE = ("learning_rate", "warmup_steps", "decay_fraction", "decay")
 
 AnySection = TypeVar("AnySection", bound=AdamSection)
 
@@ -31,27 +34,30 @@ def make_optimizer(section: OptimizerSection, axes: Axes) -> optax.GradientTrans
     """Returns the chain: clip → moments → decay → (LAMB: trust ratio) → −learning rate.
 
     `update` has an additional argument `learning_rate` (see `scale_by_given_rate`) and an optional
-    argument `gradient_norm` (see `clip_by_given_norm`). LAMB needs `axes` to find the layers in a
-    stacked parameter.
+    argument `gradient_norm` (see `clip_by_given_norm`). All optimizers but AdamW need `axes` to
+    find the layers in a stacked parameter.
     """
-    needed = tuple(flatten_dict(axes or {}).items()) if section.name == "lamb" else ()
-    return _make_optimizer(without(section, "learning_rate", "warmup_steps"), needed)
+    needed = () if section.name == "adamw" else tuple(flatten_dict(axes or {}).items())
+    return _make_optimizer(without(section, *SCHEDULE), needed)
 
 
 @made_once
 def _make_optimizer(
     section: OptimizerSection, axes: FlatAxes
 ) -> optax.GradientTransformationExtraArgs:
-    parts = []
+    parts, nested = [], unflatten_dict(dict(axes))
     if section.clip_norm is not None:
         parts.append(clip_by_given_norm(section.clip_norm))
+    if section.name == "stable_adamw":
+        parts.append(stable_adamw(section, nested, decays=decay_mask))
+        return optax.chain(*parts, scale_by_given_rate())
     if section.bias_correction:
         parts.append(optax.scale_by_adam(section.beta1, section.beta2, section.eps))
     else:
         parts.append(scale_by_bert_adam(section.beta1, section.beta2, section.eps))
     parts.append(optax.add_decayed_weights(section.weight_decay, mask=decay_mask))
     if section.name == "lamb":
-        parts.append(scale_by_layer_trust_ratio(unflatten_dict(dict(axes))))
+        parts.append(scale_by_layer_trust_ratio(nested))
     return optax.chain(*parts, scale_by_given_rate())
 
 

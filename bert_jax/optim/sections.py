@@ -1,9 +1,12 @@
 """Settings of the optimizers and their schedules. Needs no JAX."""
 
+from __future__ import annotations
+
 from typing import Literal, NamedTuple, TypeAlias
 
 import pydantic
 
+from bert_jax.errors import SettingError
 from bert_jax.section import Section
 
 DecayShape: TypeAlias = Literal["linear", "1-sqrt"]
@@ -53,8 +56,10 @@ class AdamSection(Section):
 class OptimizerSection(AdamSection):
     """The optimizer of pretraining."""
 
-    name: Literal["adamw", "lamb"] = "adamw"
-    """LAMB is for batches of thousands of rows (arXiv 1904.00962)."""
+    name: Literal["adamw", "lamb", "stable_adamw"] = "adamw"
+    """`lamb` is for batches of thousands of rows (arXiv 1904.00962). `stable_adamw` lowers the
+    learning rate of a parameter whose gradients are far above their second moment (arXiv
+    2304.13013); this replaces `clip_norm`, and needs `bias_correction`."""
     learning_rate: float = pydantic.Field(default=1e-4, gt=0)
     """Peak learning rate."""
     warmup_steps: int = pydantic.Field(default=0, ge=0)
@@ -66,6 +71,17 @@ class OptimizerSection(AdamSection):
     decay: DecayShape = "linear"
     """Shape of the decay to 0. After a share p of the decay, the rate is the peak times 1 - p with
     `linear`, and times 1 - sqrt(p) with `1-sqrt` (arXiv 2405.18392, section 4)."""
+
+    @pydantic.model_validator(mode="after")
+    def _is_corrected(self) -> OptimizerSection:
+        if self.name == "stable_adamw" and not self.bias_correction:
+            raise SettingError(
+                "optimizer.bias_correction",
+                "found false, allowed: true with the optimizer {name}",
+                place="bias_correction",
+                name=self.name,
+            )
+        return self
 
 
 class FinetuneOptimizerSection(AdamSection):

@@ -220,6 +220,41 @@ def test_lamb_equals_the_papers_per_layer() -> None:
     assert_same(pretrain(section), transcribed(paper_lamb), rtol=2e-5)
 
 
+def stable_adamw(section: OptimizerSection) -> History:
+    """Returns the history of StableAdamW in float64, with the debiased β̂ of the paper.
+
+    Source: arXiv 2304.13013, algorithm 2, with the names of its variables.
+    """
+    theta = {name: p.astype(np.float64) for name, p in parts(tree(0)).items()}
+    v, u = ({name: np.zeros_like(p) for name, p in theta.items()} for _ in range(2))
+    history = []
+    for t in range(1, STEPS + 1):
+        beta1, beta2 = (
+            beta * (1 - beta ** (t - 1)) / (1 - beta**t) for beta in (section.beta1, section.beta2)
+        )
+        for name, g in clipped(t - 1, section.clip_norm).items():
+            v[name] = beta1 * v[name] + (1 - beta1) * g
+            u[name] = beta2 * u[name] + (1 - beta2) * g**2
+            rms = np.sqrt(np.mean(g**2 / np.maximum(u[name], section.eps**2)))
+            eta = RATES[t - 1] / max(1, rms)
+            decay = section.weight_decay if PARTS[name][1] else 0.0
+            step = v[name] / (np.sqrt(u[name]) + section.eps)
+            theta[name] = theta[name] - eta * decay * theta[name] - eta * step
+        history.append(dict(theta))
+    return history
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_stable_adamw_equals_the_papers_per_layer(clip: float | None) -> None:
+    settings = {"beta2": 0.98, "bias_correction": True, "clip_norm": clip, "weight_decay": 0.1}
+    section = OptimizerSection.model_validate({"name": "stable_adamw", **settings})
+    found = pretrain(section)
+    assert_same(found, stable_adamw(section), rtol=2e-5)
+    # Without the gradients' large norms in even steps, nothing would be clipped.
+    plain = pretrain(section.model_copy(update={"name": "adamw"}))
+    assert not np.allclose(found[-1]["task/kernel"], plain[-1]["task/kernel"], rtol=1e-3)
+
+
 def test_lamb_takes_a_plain_step_for_zero_parameters() -> None:
     """With a trust ratio of ‖x‖ = 0, the parameter would stay at zero forever."""
     section = OptimizerSection(name="lamb", weight_decay=0.0, clip_norm=None)

@@ -66,9 +66,10 @@ class Setting:
 
     @property
     def section(self) -> OptimizerSection:
-        return OptimizerSection.model_validate(
-            {"name": self.optimizer, "learning_rate": self.peak, "warmup_steps": 2}
-        )
+        values = {"name": self.optimizer, "learning_rate": self.peak, "warmup_steps": 2}
+        if self.optimizer == "stable_adamw":
+            values["bias_correction"] = True
+        return OptimizerSection.model_validate(values)
 
 
 Shape = tuple[int, ...]  # devices along data, fsdp and tensor, or along all four axes of a mesh

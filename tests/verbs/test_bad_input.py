@@ -41,7 +41,11 @@ def near(name: str) -> dict[str, str]:
         ("train.pases=1", "setting.unknown", near("phases")),
         ("mesh.tensr=2", "setting.unknown", near("tensor")),
         ("optimizer.learning_rate=fast", "setting.value", {"found": '"fast"'}),
-        ("optimizer.name=adamv", "setting.value", {"allowed": ["adamw", "lamb"]} | near("adamw")),
+        (
+            "optimizer.name=adamv",
+            "setting.value",
+            {"allowed": ["adamw", "lamb", "stable_adamw"]} | near("adamw"),
+        ),
         ("train.phases.0=null", "setting.value", {"found": "null", "allowed": "keys and values"}),
         ("train.phases=5", "setting.value", {"found": "5", "allowed": "a list"}),
         ("training=8", "setting.unknown", near("train")),
@@ -247,6 +251,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, project: Path, config: dict[st
         ),
         (["mesh.platform=tpu"], "mesh.platform", {"found": "tpu", "platform": "cpu"}),
         (["optimizer.warmup_steps=1000"], "optimizer.warmup", {"found": 1000, "steps": 16}),
+        (["optimizer.name=stable_adamw"], "optimizer.bias_correction", {"name": "stable_adamw"}),
     ],
 )
 def test_an_impossible_mesh_or_schedule_is_refused_before_the_start(
