@@ -17,6 +17,8 @@ from transformers import (
     ModernBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
 )
 
 from bert_jax.encoders.registry import SECTIONS
@@ -41,9 +43,10 @@ from tests.interop.hf_checkpoints import (
     save,
     stored,
     torch_inputs,
+    write_flax,
     write_tokenizer,
 )
-from tests.project import ok, refuses
+from tests.project import ok, refused, refuses
 
 LABELS = {0: "against", 1: "neutral", 2: "for"}
 THREE = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
@@ -241,6 +244,26 @@ def answers(model: PreTrainedModel) -> list[np.ndarray]:
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
         return [found.numpy() for found in model(**inputs).to_tuple()]
+
+
+def test_an_imported_run_is_exported_under_the_name_of_its_source(tmp_path: Path) -> None:
+    model = hf_model(XLMRobertaForMaskedLM, roberta_config(XLMRobertaConfig))
+    write_flax(model, tmp_path)
+    write_tokenizer(tmp_path, model.config.vocab_size)
+    config = json.loads((tmp_path / "config.json").read_text())
+    named = config | {"architectures": ["XLMRobertaForMaskedLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    ok("import", tmp_path, tmp_path / "run")
+    for name, options in (
+        ("XLMRobertaForMaskedLM", []),
+        ("CamembertForMaskedLM", ["--as", "CamembertForMaskedLM"]),
+    ):
+        ok("export", tmp_path / "run", tmp_path / name, *options)
+        again = loaded(name, tmp_path / name)
+        for one, other in zip(again.parameters(), model.parameters(), strict=True):
+            assert torch.equal(one, other)
+    wrong = refused("export", tmp_path / "run", tmp_path / "no", "--as", "CamembertForPreTraining")
+    assert wrong.key == "export.class_unknown"
 
 
 def jax_batch(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
