@@ -1,4 +1,4 @@
-"""Runs train steps of Hugging Face's PyTorch BERT on request, for `benchmarks.train_step`.
+"""Runs train steps of Hugging Face's PyTorch models on request, for `benchmarks.train_step`.
 
 It runs in a separate process, because PyTorch's threads and memory would slow down other work in
 the same process. Each line on standard input is a number of steps. After running them the process
@@ -6,6 +6,7 @@ prints ``done``.
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,18 +15,12 @@ import transformers
 
 def main() -> None:
     """Serves requests until standard input ends, with all cores and SDPA attention."""
-    layers, hidden, rows, length, predictions, vocab = map(int, sys.argv[1:])
-    model = transformers.BertForPreTraining(
-        transformers.BertConfig(
-            vocab_size=vocab,
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=hidden // 64,
-            intermediate_size=4 * hidden,
-        )
-    ).train()
+    layers, hidden, rows, length, predictions, vocab = map(int, sys.argv[1:7])
+    model = make_model(sys.argv[7], layers=layers, hidden=hidden, vocab=vocab).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     batch = make_batch(rows, length, predictions, vocab)
+    if sys.argv[7] != "bert":
+        del batch["token_type_ids"], batch["next_sentence_label"]
     for line in sys.stdin:
         for _ in range(int(line)):
             optimizer.zero_grad(set_to_none=True)
@@ -33,6 +28,27 @@ def main() -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
         print("done", flush=True)
+
+
+def make_model(kind: str, *, layers: int, hidden: int, vocab: int) -> Any:
+    """Returns ``bert``, ``modernbert``, or ``modernbert_sparse``: logits of masked pieces only."""
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 64,
+    }
+    if kind == "bert":
+        config = transformers.BertConfig(**sizes, intermediate_size=4 * hidden)
+        return transformers.BertForPreTraining(config)
+    config = transformers.ModernBertConfig(
+        **sizes,
+        intermediate_size=3 * hidden // 2,
+        sparse_prediction=kind == "modernbert_sparse",
+        **{f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")},
+        attn_implementation="sdpa",
+    )
+    return transformers.ModernBertForMaskedLM(config)
 
 
 def make_batch(rows: int, length: int, predictions: int, vocab: int) -> dict[str, torch.Tensor]:

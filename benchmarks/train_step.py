@@ -1,13 +1,15 @@
-"""Times the MLM + NSP train step in sequences per second: ours and Hugging Face's PyTorch BERT.
+"""Times a train step in sequences per second: ours and Hugging Face's PyTorch model.
 
-    python -m benchmarks.train_step [--size L4H256 …] [--steps N]
+    python -m benchmarks.train_step [--encoder modernbert] [--size L4H256 …] [--steps N]
 
-All models use float32, dropout 0.1, rows of 128 pieces with 20 predicted, a vocabulary of 30,522,
-and AdamW with the gradient norm clipped at 1. Ours is the compiled step of pretraining on one
+BERT trains MLM and NSP with dropout 0.1, ModernBERT trains MLM without dropout. All models use
+float32, rows of 128 pieces with 20 predicted, a vocabulary of 30,522, and AdamW with the gradient
+norm clipped at 1. Ours is the compiled step of pretraining on one
 device. Each model runs in its own process on all cores, alternating with the others, with batches
 of the same shape.
 
-PyTorch is measured if it is installed. Transformers 5 has no Flax BERT, so ``--flax-python PATH``
+PyTorch is measured if it is installed, for ModernBERT also with `sparse_prediction`, which computes
+the logits of masked pieces only, as ours. Transformers 5 has no Flax BERT, so ``--flax-python PATH``
 is a Python with transformers 4 (``pip install 'transformers==4.56.*' flax optax``). On Linux all
 processes use malloc's large pages, as under `make`. An empty GLIBC_TUNABLES switches them off.
 """
@@ -29,9 +31,10 @@ import numpy as np
 
 from benchmarks import glibc
 from benchmarks.report import interleaved, median_ratio, report
-from bert_jax.encoders.bert.section import BertArchitecture
+from bert_jax.encoders.registry import SECTIONS
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution
-from bert_jax.objectives.registry import DEFAULT
+from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
@@ -50,6 +53,10 @@ TORCH_PEER = Path(__file__).with_name("hf_torch_step.py")
 # Untimed steps before each round. The first steps after another model's round are up to 50% slower.
 UNTIMED = 3
 
+# The objective of each encoder, and the ratio of the FFN's width to the hidden size.
+OBJECTIVE = {"bert": "bert", "modernbert": "roberta"}
+INNER = {"bert": 4.0, "modernbert": 1.5}
+
 Run = Callable[[int], object]  # runs a given number of steps
 
 
@@ -58,7 +65,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--size", nargs="+", type=architecture, default=[architecture("L4H256")])
+    parser.add_argument("--encoder", choices=tuple(OBJECTIVE), default="bert")
+    parser.add_argument("--size", nargs="+", type=layers_and_width, default=[(4, 256)])
     parser.add_argument("--steps", type=int, default=8, help="steps per timed round")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds per model")
     parser.add_argument("--rows", type=int, default=ROWS)
@@ -66,9 +74,9 @@ def main() -> None:
     parser.add_argument("--flax-python", help="Python with transformers 4 and flax")
     arguments = parser.parse_args()
     glibc.with_large_pages("benchmarks.train_step")
-    for size in arguments.size:
+    for layers, hidden in arguments.size:
         measure(
-            size,
+            architecture(arguments.encoder, layers, hidden),
             rows=arguments.rows,
             unroll=arguments.unroll,
             steps=arguments.steps,
@@ -77,25 +85,30 @@ def main() -> None:
         )
 
 
-def architecture(name: str) -> BertArchitecture:
-    """Returns the architecture of ``L4H256``, with heads of 64 columns and an FFN 4 times wider."""
+def layers_and_width(name: str) -> tuple[int, int]:
+    """Returns the numbers in ``L4H256``."""
     found = re.fullmatch(r"L(\d+)H(\d+)", name)
     if found is None or int(found[2]) % 64 or not int(found[1]) or not int(found[2]):
         raise argparse.ArgumentTypeError(
             f'found "{name}", allowed: a size such as L4H256, with H a multiple of 64'
         )
-    layers, hidden = map(int, found.groups())
-    return BertArchitecture(
-        vocab_size=VOCAB,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        intermediate_size=4 * hidden,
-    )
+    return int(found[1]), int(found[2])
+
+
+def architecture(encoder: str, layers: int, hidden: int) -> EncoderArchitecture:
+    """Returns an architecture with heads of 64 columns."""
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 64,
+        "intermediate_size": int(INNER[encoder] * hidden),
+    }
+    return SECTIONS[encoder].architecture_type.model_validate(sizes)
 
 
 def measure(
-    size: BertArchitecture,
+    size: EncoderArchitecture,
     *,
     rows: int,
     unroll: int | None,
@@ -109,8 +122,10 @@ def measure(
     with contextlib.ExitStack() as stack:
         runs: dict[str, Run] = {"bert_jax": our_steps(size, batch, unroll=unroll)}
         if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
-            torch = peer_steps(sys.executable, TORCH_PEER, size, rows)
-            runs["hf_torch"] = stack.enter_context(torch)
+            kinds = ["bert"] if size.kind == "bert" else [size.kind, f"{size.kind}_sparse"]
+            for kind in kinds:
+                torch = peer_steps(sys.executable, TORCH_PEER, size, rows, kind)
+                runs["hf_torch" + kind.removeprefix(size.kind)] = stack.enter_context(torch)
             packages += ["torch", "transformers"]
         if flax_python is not None:
             flax = peer_steps(flax_python, FLAX_PEER, size, rows)
@@ -121,6 +136,7 @@ def measure(
             before={name: functools.partial(run, UNTIMED) for name, run in runs.items()},
         )
     facts = {
+        "encoder": size.kind,
         "size": f"L{size.num_hidden_layers}H{size.hidden_size}",
         "rows": rows,
         "seq_length": LENGTH,
@@ -157,9 +173,11 @@ def make_batch(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def our_steps(size: BertArchitecture, batch: dict[str, np.ndarray], *, unroll: int | None) -> Run:
+def our_steps(
+    size: EncoderArchitecture, batch: dict[str, np.ndarray], *, unroll: int | None
+) -> Run:
     """Returns a function that runs steps of pretraining's compiled program."""
-    task = DEFAULT.make(
+    task = OBJECTIVES[OBJECTIVE[size.kind]]().make(
         architecture=size,
         execution=Execution(dtype="float32", unroll=unroll),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
@@ -186,13 +204,15 @@ def our_steps(size: BertArchitecture, batch: dict[str, np.ndarray], *, unroll: i
 
 
 @contextlib.contextmanager
-def peer_steps(python: str, peer: Path, size: BertArchitecture, rows: int) -> Iterator[Run]:
+def peer_steps(
+    python: str, peer: Path, size: EncoderArchitecture, rows: int, *options: str
+) -> Iterator[Run]:
     """Starts a peer's process under its Python. Yields a function that runs its steps.
 
-    The process sleeps between its rounds, so the other models can use all cores.
+    `options` are further arguments of the process. The process sleeps between its rounds, so the other models can use all cores.
     """
     sizes = [size.num_hidden_layers, size.hidden_size, rows, LENGTH, PREDICTIONS, VOCAB]
-    command = [python, str(peer), *map(str, sizes)]
+    command = [python, str(peer), *map(str, sizes), *options]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -38,20 +38,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 def test_every_step_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done: list[str] = []
-    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    for language, name, content in _FENCE.findall(page):
-        for long, short in FEWER:
-            content = content.replace(long, short)
-        if name:
-            Path(name).write_text(content, encoding="utf-8")
-        elif language == "python":
-            exec(compile(content, "docs/tutorial.md", "exec"), {})
-            done.append("python")
-        else:
-            for line in content.splitlines():
-                done.append(_run(line))
-    assert done == [
+    assert _follow("tutorial.md") == [
         *("python", "vocab", "examples", "doctor", "pretrain", "evaluate", "fill-mask", "finetune"),
         *("predict", "python", "export"),
     ]
@@ -63,10 +50,56 @@ def test_every_step_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.Mo
     assert Path("exported/model.safetensors").is_file()
 
 
+def test_every_step_of_the_page_on_modernbert_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _, name, content in _FENCE.findall(_page("tutorial.md")):
+        if name == "data.py":
+            exec(compile(_shortened(content), name, "exec"), {})
+    assert _follow("howto/modernbert.md") == [
+        *("vocab", "examples", "examples", "pretrain", "evaluate", "fill-mask", "finetune"),
+        *("export", "export", "python"),
+    ]
+    assert capsys.readouterr().out.splitlines()[-1] in ("1", "5")  # the stars of a review
+    for name in ("modern", "reviews"):
+        config = json.loads(Path(f"exported/{name}/config.json").read_text())
+        assert config["global_rope_theta"] == 40_000
+
+
+def _page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def _follow(page: str) -> list[str]:
+    """Writes the files of a page and runs its commands; returns the verbs."""
+    done: list[str] = []
+    for language, name, content in _FENCE.findall(_page(page)):
+        content = _shortened(content)
+        if name:
+            Path(name).write_text(content, encoding="utf-8")
+        elif language == "python":
+            exec(compile(content, page, "exec"), {})
+            done.append("python")
+        else:
+            done += map(_run, content.splitlines())
+    return done
+
+
+def _shortened(content: str) -> str:
+    for long, short in FEWER:
+        content = content.replace(long, short)
+    return content
+
+
 # Overrides that save time: less text, fewer steps, and a model that compiles in half the time.
 FEWER = (
     ('write_python_docs("text")', 'write_python_docs("text", max_bytes=250_000)'),
     ("steps: 1200", "steps: 8"),
+    ("steps: 1000\n", "steps: 8\n"),
+    ("steps: 100\n", "steps: 4\n"),
+    ("every: 500", "every: 4"),
+    ("num_hidden_layers: 4", "num_hidden_layers: 2"),
     ("every: 300", "every: 4"),
     ("warmup_steps: 100", "warmup_steps: 4"),
     ("num_hidden_layers: 2", "num_hidden_layers: 1"),

@@ -250,7 +250,7 @@ def test_a_run_has_only_the_objectives_heads_in_every_verb(
     exported = tmp_path / "exported"
     if encoder != "bert":
         assert refused("export", run_dir, exported, "--to", "tf").key == "export.encoder"
-    ok("export", run_dir, tmp_path / "program", "--to", "stablehlo")
+        ok("export", run_dir, tmp_path / "program", "--to", "stablehlo")
     ok("export", run_dir, exported, "--to", "hf")
     (name,) = json.loads((exported / "config.json").read_text())["architectures"]
     _, report = getattr(transformers, name).from_pretrained(exported, output_loading_info=True)
