@@ -46,9 +46,8 @@ def make_model(kind: str, *, layers: int, hidden: int, vocab: int) -> Any:
         intermediate_size=3 * hidden // 2,
         sparse_prediction=kind == "modernbert_sparse",
         **{f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")},
-        attn_implementation="sdpa",
     )
-    return transformers.ModernBertForMaskedLM(config)
+    return transformers.AutoModelForMaskedLM.from_config(config, attn_implementation="sdpa")
 
 
 def make_batch(rows: int, length: int, predictions: int, vocab: int) -> dict[str, torch.Tensor]:

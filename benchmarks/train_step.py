@@ -8,10 +8,11 @@ norm clipped at 1. Ours is the compiled step of pretraining on one
 device. Each model runs in its own process on all cores, alternating with the others, with batches
 of the same shape.
 
-PyTorch is measured if it is installed, for ModernBERT also with `sparse_prediction`, which computes
-the logits of masked pieces only, as ours. Transformers 5 has no Flax BERT, so ``--flax-python PATH``
-is a Python with transformers 4 (``pip install 'transformers==4.56.*' flax optax``). On Linux all
-processes use malloc's large pages, as under `make`. An empty GLIBC_TUNABLES switches them off.
+PyTorch is measured if it is installed, with SDPA attention. ModernBERT is also measured with
+`sparse_prediction`, which computes the logits of masked pieces only, as ours does. Transformers 5
+has no Flax BERT, so ``--flax-python PATH`` is a Python with transformers 4
+(``pip install 'transformers==4.56.*' flax optax``). On Linux all processes use malloc's large
+pages, as under `make`. An empty GLIBC_TUNABLES switches them off.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.encoders.registry import SECTIONS
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution
-from bert_jax.objectives.registry import OBJECTIVES
+from bert_jax.objectives.registry import read_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
@@ -177,7 +178,7 @@ def our_steps(
     size: EncoderArchitecture, batch: dict[str, np.ndarray], *, unroll: int | None
 ) -> Run:
     """Returns a function that runs steps of pretraining's compiled program."""
-    task = OBJECTIVES[OBJECTIVE[size.kind]]().make(
+    task = read_objective({"kind": OBJECTIVE[size.kind]}, source="benchmark").make(
         architecture=size,
         execution=Execution(dtype="float32", unroll=unroll),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
@@ -209,7 +210,8 @@ def peer_steps(
 ) -> Iterator[Run]:
     """Starts a peer's process under its Python. Yields a function that runs its steps.
 
-    `options` are further arguments of the process. The process sleeps between its rounds, so the other models can use all cores.
+    `options` are further arguments of the process. The process sleeps between its rounds, so the
+    other models can use all cores.
     """
     sizes = [size.num_hidden_layers, size.hidden_size, rows, LENGTH, PREDICTIONS, VOCAB]
     command = [python, str(peer), *map(str, sizes), *options]
