@@ -4,6 +4,7 @@ Scores are [keys, queries], as in `attention_kernels`. The lanes of the other he
 so that the product which makes the scores masks them as well.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -91,60 +92,15 @@ def backward_kernel(*refs: Any, shape: RotaryShape) -> None:
         tiles = sorted({tile for tile, _ in pairs})
         q = {tile: q_rotated[shape.rows_of(tile)] for tile in tiles}
         g = {tile: gradient[0, shape.rows_of(tile)] for tile in tiles}
-        product_WT = {
-            tile: jnp.transpose(
-                g[tile].astype(jnp.float32) * out[0, shape.rows_of(tile)].astype(jnp.float32)
-            )
-            for tile in tiles
-        }
-        taken_off = [
-            shape.columns_of(head, product_WT[tile]).sum(axis=0, keepdims=True)
-            for tile, head in pairs
-        ]
-        g_of_head = [
-            jnp.where(lanes_of(head, shape), g[tile], jnp.zeros_like(g[tile]))
-            for tile, head in pairs
-        ]
-
-        def chunk(
-            at: Any,
-            so_far: Any,
-            pairs: Any = pairs,
-            q: Any = q,
-            g: Any = g,
-            taken_off: Any = taken_off,
-            g_of_head: Any = g_of_head,
-        ) -> Any:
-            """Adds a chunk's part to the gradients of queries, keys and values."""
-            where = {tile: shape.keys_of(tile, at) for tile in q}
-            scores = _scores(read, keys, q, where, pairs, shape)
-            weights = [
-                jnp.exp2(each - logs[0, 0, pl.ds(head, 1), shape.rows_of(tile)])
-                for each, (tile, head) in zip(scores, pairs, strict=True)
-            ]
-            slopes = [
-                dot(read.v[0, where[tile]], each, 1, 1)
-                for each, (tile, _) in zip(g_of_head, pairs, strict=True)
-            ]
-            slopes = [
-                (weight * (slope - off)).astype(keys.dtype)
-                for weight, slope, off in zip(weights, slopes, taken_off, strict=True)
-            ]
-            # [columns, queries]: half the work of products with whole registers of columns.
-            k_WC = {tile: jnp.transpose(keys[where[tile]]) for tile in q}
-            of_queries: dict[int, list[Array]] = {tile: [] for tile in q}
-            for (tile, head), slope in zip(pairs, slopes, strict=True):
-                k_KC = shape.columns_of(head, k_WC[tile])
-                of_queries[tile].append(dot(k_KC, slope, 1, 0))
-            for by, others, total in ((slopes, q, of_keys), (weights, g, of_values)):
-                narrow = [each.astype(keys.dtype) for each in by]
-                for tile, product in _summed(narrow, others, pairs, shape).items():
-                    total[where[tile]] += product
-            return tuple(
-                before + jnp.concatenate(each)
-                for before, each in zip(so_far, of_queries.values(), strict=True)
-            )
-
+        chunk = functools.partial(
+            _backward_chunk,
+            read=read,
+            written=(logs, keys, of_keys, of_values),
+            queries=(q, g),
+            of_pairs=_of_pairs(out, g, pairs, shape),
+            pairs=pairs,
+            shape=shape,
+        )
         zeros = jnp.zeros((shape.width, shape.tile), jnp.float32)
         total = _each(shape.chunks, chunk, (zeros,) * len(tiles))
         for tile, of_queries in zip(tiles, total, strict=True):
@@ -162,6 +118,75 @@ def backward_kernel(*refs: Any, shape: RotaryShape) -> None:
             found[2, 0, where] = of_values[where].astype(found.dtype)
 
         _each(shape.parts, part, None)
+
+
+def _of_pairs(
+    out: Any, g: dict[int, Array], pairs: Sequence[tuple[int, int]], shape: RotaryShape
+) -> tuple[list[Array], list[Array]]:
+    """Returns, by pair, the sums of gradient times output over columns, and the gradient.
+
+    The sums are [1, queries]. The gradient is zero in the lanes of other heads.
+    """
+    product_WT = {
+        tile: jnp.transpose(
+            each.astype(jnp.float32) * out[0, shape.rows_of(tile)].astype(jnp.float32)
+        )
+        for tile, each in g.items()
+    }
+    taken_off = [
+        shape.columns_of(head, product_WT[tile]).sum(axis=0, keepdims=True) for tile, head in pairs
+    ]
+    g_of_head = [
+        jnp.where(lanes_of(head, shape), g[tile], jnp.zeros_like(g[tile])) for tile, head in pairs
+    ]
+    return taken_off, g_of_head
+
+
+def _backward_chunk(
+    at: Any,
+    so_far: tuple[Array, ...],
+    *,
+    read: Read,
+    written: tuple[Any, ...],
+    queries: tuple[dict[int, Array], dict[int, Array]],
+    of_pairs: tuple[Sequence[Array], Sequence[Array]],
+    pairs: Sequence[tuple[int, int]],
+    shape: RotaryShape,
+) -> tuple[Array, ...]:
+    """Adds a chunk's part to the gradients of queries, keys and values.
+
+    `queries` are the rotated queries and their gradients, by tile. The gradients of queries so far,
+    [columns, queries], are carried; those of keys and values are in VMEM.
+    """
+    (q, g), (taken_off, g_of_head) = queries, of_pairs
+    logs, keys, of_keys, of_values = written
+    where = {tile: shape.keys_of(tile, at) for tile in q}
+    scores = _scores(read, keys, q, where, pairs, shape)
+    weights = [
+        jnp.exp2(each - logs[0, 0, pl.ds(head, 1), shape.rows_of(tile)])
+        for each, (tile, head) in zip(scores, pairs, strict=True)
+    ]
+    slopes = [
+        dot(read.v[0, where[tile]], each, 1, 1)
+        for each, (tile, _) in zip(g_of_head, pairs, strict=True)
+    ]
+    slopes = [
+        (weight * (slope - off)).astype(keys.dtype)
+        for weight, slope, off in zip(weights, slopes, taken_off, strict=True)
+    ]
+    # [columns, queries]: half the work of products with whole registers of columns.
+    k_WC = {tile: jnp.transpose(keys[where[tile]]) for tile in q}
+    of_queries: dict[int, list[Array]] = {tile: [] for tile in q}
+    for (tile, head), slope in zip(pairs, slopes, strict=True):
+        of_queries[tile].append(dot(shape.columns_of(head, k_WC[tile]), slope, 1, 0))
+    for by, others, total in ((slopes, q, of_keys), (weights, g, of_values)):
+        narrow = [each.astype(keys.dtype) for each in by]
+        for tile, product in _summed(narrow, others, pairs, shape).items():
+            total[where[tile]] += product
+    return tuple(
+        before + jnp.concatenate(each)
+        for before, each in zip(so_far, of_queries.values(), strict=True)
+    )
 
 
 def _summed(

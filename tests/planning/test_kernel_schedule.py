@@ -47,6 +47,30 @@ SPILLED = """
   0x16   :  {} /* exit bundle */
 """
 
+# A grid of 3 × 8 steps; the compiler's comment names the size of the second axis. At the first of
+# its indices, the kernel starts a sum.
+ONCE_PER_ROW = """
+     0   :  { %s1 = smov.u32 0 }
+   0x1 LB: > { %s3 = sphi %s1, %s4  ;;  %s7 = sphi %s1, %s8 /* phi copy :: iteration index, \
+stage = 1 iter bound = 8 :: iteration index, stage = 0 iter bound = 8 */ } /* Start region 5 */
+   0x2   : > { %p1 = scmp.ne.s32.totalorder %s7, 0 }
+   0x3   : > { %9 = sbr.rel (%p1) target = $region6 }
+   0x4   :  {}
+   0x5   :  {}
+   0x6   :  {}
+   0x7   :  {}
+   0x8   : > { %10 = vst [vmem:[%s2]] %v1 }
+   0x9   : > { %11 = vst [vmem:[%s2 + $0x8]] %v1 }
+   0xa   : > { %12 = vst [vmem:[%s2 + $0x10]] %v1 }
+   0xb PF: > { %s4 = sadd.s32 1, %s3 } /* Start/End empty region 6 */
+   0xc   : > { %p5 = scmp.ge.s32.totalorder %s4, 24 /* loop exit test */ }
+   0xd   :  { %13 = sbr.rel (!%p5) target = $region5 }
+   0xe   :  {}
+   0xf   :  {}
+  0x10   :  {}
+  0x11   :  {} /* End region 5 */
+"""
+
 
 def test_recorded_nested_loops_have_their_trip_counts() -> None:
     found = read_schedule(
@@ -61,13 +85,25 @@ def test_recorded_nested_loops_have_their_trip_counts() -> None:
     assert max(found.slots, key=lambda slot: found.slots[slot]) == "SALU"
 
 
+def utilization(bundles: int) -> str:
+    """Returns a table in which each bundle uses one of four places of a unit."""
+    rows = "\n".join(["1 0"] * bundles)
+    return f"== CAPACITY:\nVALU, SALU\n 4 2\n== UTILIZATION:\n{rows}\n"
+
+
 def test_spilled_counters_are_followed() -> None:
-    rows = "\n".join(["1 0"] * 23)
-    slots = f"== CAPACITY:\nVALU, SALU\n 4 2\n== UTILIZATION:\n{rows}\n"
-    found = read_schedule(SPILLED, slots)
+    found = read_schedule(SPILLED, utilization(23))
     assert found.bundles == 2 + 50 * 19 + 48 * 2
     assert found.unknown_loops == 0
     assert found.slots["VALU"] == round(found.bundles / 4)
+
+
+@pytest.mark.parametrize(("index", "runs"), [("%s7, 0", 24 // 8), ("%s7, 3", 3), ("%s3, 0", 24)])
+def test_code_for_one_index_of_an_axis_runs_once_per_pass(index: str, runs: int) -> None:
+    """The size of the axis of the counter `%s3` is unknown, so its code counts in every step."""
+    found = read_schedule(ONCE_PER_ROW.replace("%s7, 0", index), utilization(18))
+    assert found.bundles == 1 + 24 * 14 + runs * 3
+    assert (found.steps, found.unknown_loops) == (24, 0)
 
 
 needs_libtpu = pytest.mark.skipif(
