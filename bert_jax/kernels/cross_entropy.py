@@ -182,6 +182,8 @@ def _call(
     if not shape.forward:
         scratch.append(pltpu.VMEM((shape.rows, shape.tile), operands["rows"].dtype))
     elements = shape.grid[1] * shape.rows * shape.pieces
+    by_group = [operands[name] for name in ("rows", "logits", "facts") if name in operands]
+    of_groups = sum(x.size * x.dtype.itemsize for x in by_group)
     return launch(
         functools.partial(body, shape=shape),
         *(jnp.full((1,), group, jnp.int32), *operands.values()),
@@ -191,6 +193,7 @@ def _call(
         order=("parallel", "arbitrary", "arbitrary"),
         flops=(1 if shape.forward else 2) * 2 * elements * shape.hidden,
         transcendentals=elements,
+        unread=of_groups - of_groups * shape.grid[1] // shape.groups,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=shape.grid,

@@ -115,7 +115,7 @@ def _call(
     # The gradients of padding rows are zero, so they do not change sums.
     padding = ((0, cut.padded - rows), (0, 0))
     gradient, gate, up = (jnp.pad(each, padding) for each in (gradient, gate, up))
-    parts, _, steps = cut.grid
+    parts, across, steps = cut.grid
     of_inner = pl.BlockSpec((cut.of_rows, cut.of_columns), lambda p, f, n: (p * steps + n, f))
     of_gate, of_up, of_kernel = launch(
         functools.partial(_body, rows=cut.rows, activation=activation),
@@ -123,7 +123,8 @@ def _call(
         name="geglu_gradients",
         made=(
             *(jax.ShapeDtypeStruct(gate.shape, dtype),) * 2,
-            jax.ShapeDtypeStruct((parts, inner, width), jnp.float32),
+            # Whole blocks: the compiler would copy a part of a block row by row.
+            jax.ShapeDtypeStruct((parts, across * cut.of_columns, width), jnp.float32),
         ),
         order=("parallel", "parallel", "arbitrary"),
         flops=2 * 2 * cut.padded * width * inner,
@@ -140,7 +141,7 @@ def _call(
         ],
         scratch_shapes=[pltpu.VMEM((cut.of_rows, cut.of_columns), dtype)],
     )
-    return of_gate[:rows], of_up[:rows], of_kernel.sum(axis=0, keepdims=True)
+    return of_gate[:rows], of_up[:rows], of_kernel[:, :inner].sum(axis=0, keepdims=True)
 
 
 def _body(

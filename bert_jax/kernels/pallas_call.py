@@ -51,6 +51,7 @@ def launch(
     order: tuple[Order, ...],
     flops: int,
     transcendentals: int,
+    unread: int = 0,
     vmem: int | None = None,
     **options: Any,
 ) -> tuple[Array, ...]:
@@ -64,6 +65,7 @@ def launch(
         order: whether cores may split each axis of the grid.
         flops: FLOPs of matrix products.
         transcendentals: number of exponentials, roots and similar operations.
+        unread: bytes of the operands that the call does not read.
         vmem: limit of VMEM in bytes. The default is the compiler's.
         options: other arguments of `pl.pallas_call`, such as grid, blocks and scratch.
     """
@@ -74,7 +76,7 @@ def launch(
         cost_estimate=pl.CostEstimate(
             flops=flops,
             transcendentals=transcendentals,
-            bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *made)),
+            bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *made)) - unread,
         ),
         name=name,
         **options,

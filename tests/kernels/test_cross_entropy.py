@@ -100,7 +100,7 @@ def test_rows_beyond_vmem_are_split_into_groups(
 ) -> None:
     """The table's gradient is summed over groups. Each of two cores processes half of the table."""
     monkeypatch.setattr(kernels, "groups_of", lambda rows, **sizes: (3, 16))
-    monkeypatch.setattr(kernels, "_cores", lambda: cores)
+    monkeypatch.setattr(kernels, "cores_of_device", lambda: cores)
     arrays = drawn(41, 24, 1024)
     assert_same(score(functools.partial(fused), *arrays), score(xla, *arrays))
 

@@ -103,6 +103,15 @@ def test_only_operations_on_the_core_get_cycles() -> None:
     assert (without.in_kernels, without.uncounted) == (0, {"attention_forward.2": 1})
 
 
+def test_a_kernel_may_declare_fewer_bytes_than_its_arrays_have() -> None:
+    text = PROGRAM.replace('"flops":"200000000"', '"flops":"200000000","bytes_accessed":"{}"')
+    for declared in (1000, 10**9):
+        program = Program.of(parse_hlo(text.replace("{}", str(declared))), estimates(V5E))
+        (call,) = count_cycles(program, {"AB=": SCHEDULE}, V5E).kernels
+        arrays = 2 * 16 * 6 * 2 * 512 * 4 + 16 * 2
+        assert call.copied_bytes == min(declared, arrays)
+
+
 def test_every_generation_has_a_cost_model() -> None:
     module = parse_hlo(PROGRAM)
     for accelerator in ACCELERATORS.values():

@@ -101,7 +101,7 @@ def _call(found: Operation, schedule: KernelSchedule, accelerator: Accelerator) 
     each operand and result once between HBM and the chip. Work and copies overlap, except for one
     step of the grid, because nothing runs during the first fetch and the last write.
     """
-    copies = found.hbm_bytes / accelerator.bytes_per_cycle
+    copies = found.moved_bytes / accelerator.bytes_per_cycle
     work = max(schedule.bundles, round(found.kernel_flops / flops_per_cycle(accelerator)))
     busiest, most = max(schedule.slots.items(), key=lambda slot: slot[1])
     return KernelCycles(
@@ -111,5 +111,5 @@ def _call(found: Operation, schedule: KernelSchedule, accelerator: Accelerator) 
         cycles=round(max(work, copies) + min(work, copies) / max(schedule.steps, 1)),
         busiest=busiest,
         busiest_bundles=most,
-        copied_bytes=found.hbm_bytes,
+        copied_bytes=found.moved_bytes,
     )

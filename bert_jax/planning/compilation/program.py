@@ -45,7 +45,8 @@ _DMA: Final = ("copy-start", "slice", "slice-start")
 _KERNEL_TARGET: Final = 'custom_call_target="tpu_custom_call"'
 _KERNEL_BODY: Final = re.compile(r'"body":"([^"]*)"')
 # The order of the fields differs before and after code generation.
-_DECLARED = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
+_FLOPS = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
+_BYTES = re.compile(r'"cost_estimate":\{[^}]*?"bytes_accessed":"(\d+)"')
 
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
@@ -126,9 +127,14 @@ class Operation:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that the core or DMA moves between HBM and the chip in one execution."""
-        moves = self.on_core or self.instruction.opcode in _DMA
-        return self.hbm_bytes if moves else 0
+        """Bytes that the core or DMA moves between HBM and the chip in one execution.
+
+        A Pallas kernel may declare that it moves fewer bytes than its arrays have.
+        """
+        if not (self.on_core or self.instruction.opcode in _DMA):
+            return 0
+        declared = self.kernel is not None and _BYTES.search(self.instruction.attributes)
+        return min(self.hbm_bytes, int(declared[1])) if declared else self.hbm_bytes
 
     @functools.cached_property
     def product_flops(self) -> int:
@@ -138,7 +144,7 @@ class Operation:
     @property
     def kernel_flops(self) -> int:
         """FLOPs that a Pallas kernel declares in its `cost_estimate`, or 0."""
-        declared = self.kernel is not None and _DECLARED.search(self.instruction.attributes)
+        declared = self.kernel is not None and _FLOPS.search(self.instruction.attributes)
         return int(declared[1]) if declared else 0
 
 
