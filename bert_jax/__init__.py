@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from bert_jax.launch.section import LimitsSection, SubmitSection
     from bert_jax.loaded_model import LoadedModel, load
     from bert_jax.model.architecture import EncoderArchitecture
-    from bert_jax.model.section import Execution, HeadsSection, ModelSection
+    from bert_jax.model.section import Execution, HeadsSection, ModelSection, PoolingSection
     from bert_jax.objectives.bert import BertObjectiveSection
     from bert_jax.objectives.roberta import RobertaObjectiveSection
     from bert_jax.objectives.sop import SopObjectiveSection
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from bert_jax.runs.evaluation import Evaluation
     from bert_jax.section import Section
     from bert_jax.tasks.choice import MultipleChoiceSection
+    from bert_jax.tasks.embedding.section import EmbeddingLossSection, EmbeddingSection
     from bert_jax.tasks.glue.family import GlueSection
     from bert_jax.tasks.section import FinetuneSection
     from bert_jax.tasks.squad.family import SquadSection
@@ -124,6 +125,7 @@ __all__ += ["BadStepsSection", "BeamSection", "BoilerplateSection"]
 __all__ += ["CacheSection", "CheckpointSection", "CleaningSection", "CompilationCacheSection"]
 __all__ += ["ContaminationSection", "DistributedSection", "EvaluationSection", "ExamplesSection"]
 __all__ += ["Execution", "FinetuneOptimizerSection", "FinetuneSection", "GlueSection"]
+__all__ += ["EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixtureSection", "ModelSection"]
 __all__ += ["MultipleChoiceSection", "NearDuplicatesSection", "BertObjectiveSection"]

@@ -14,7 +14,7 @@ from bert_jax.feature_extraction.extractor import (
     ExtractionSettings,
     FeatureExtractor,
     Level,
-    Pool,
+    Prompt,
     TextFeatures,
     settings_for,
 )
@@ -26,7 +26,7 @@ from bert_jax.interop.importing import model_in_memory, read_checkpoint
 from bert_jax.interop.sources import fetch, is_hub_name
 from bert_jax.interop.tf_bert import is_tf
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.model.section import HeadsSection
+from bert_jax.model.section import HeadsSection, Pool
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.places import MODELS
@@ -94,6 +94,7 @@ class LoadedModel:
         *,
         layers: str | None = None,
         pool: Pool | None = None,
+        prompt: Prompt | None = None,
         max_length: int | None = None,
         batch_size: int = 32,
     ) -> np.ndarray:
@@ -104,8 +105,11 @@ class LoadedModel:
         Args:
             texts: one text, several texts or pairs of texts, or a table with the columns `text`
                 and optionally `pair`.
-            layers: see `bert_jax.features`.
-            pool: "mean" over all pieces, or "cls". Default: "mean".
+            layers: see `bert_jax.features`. Default for a model of sentence embeddings: the
+                vectors that it was trained to compute, with its own pooling and projection.
+            pool: "mean" over all pieces, "cls" or "last". Default: "mean".
+            prompt: "query" or "passage" adds the prefix that the model was trained with. Default:
+                no prefix.
             max_length: maximum pieces per text, special pieces included. Longer texts are
                 truncated. Default: the model's positions, at most 512.
             batch_size: rows per batch. Does not change the vectors.
@@ -114,13 +118,14 @@ class LoadedModel:
             float32 [texts, width], or [width] for one text.
 
         Raises:
-            UserError: The model does not have the layers, a row is not a text, or the batch size is
-                below 1.
+            UserError: The model does not have the layers or prompts, a row is not a text, or the
+                batch size is below 1.
         """
         extractor = self._extractor(
             level="sentence",
             layers=layers,
             pool=pool,
+            prompt=prompt,
             max_length=max_length,
             batch_size=batch_size,
         )
@@ -175,7 +180,7 @@ class LoadedModel:
         return RowPredictor(self._model, self._run)
 
     def _extractor(self, **options: Any) -> FeatureExtractor:
-        settings = settings_for(self.architecture, **options)
+        settings = settings_for(self.architecture, self.heads, **options)
         if settings not in self._extractors:
             self._extractors[settings] = FeatureExtractor(settings, self._model, few_texts=True)
         return self._extractors[settings]

@@ -78,8 +78,8 @@ def predict(
     "--layers",
     metavar="NAME",
     help="embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all; numbers "
-    "like 3,5 (0: embeddings); or mix, with weights that --probe learns. [default: "
-    "concat-last-four, or last for a model with fewer than four layers]",
+    "like 3,5 (0: embeddings); or mix, with weights that --probe learns. [default: the "
+    "trained embedding; without one, concat-last-four, or last for fewer than four layers]",
 )
 @click.option(
     "--level",
@@ -90,8 +90,13 @@ def predict(
 )
 @click.option(
     "--pool",
-    type=click.Choice(["cls", "mean"]),
-    help="How a sentence vector is computed. [default: mean]",
+    type=click.Choice(["mean", "cls", "last"]),
+    help="How a sentence vector is computed. [default: as trained, or mean]",
+)
+@click.option(
+    "--prompt",
+    type=click.Choice(["query", "passage"]),
+    help="Prefix of the texts, as in training. [default: none]",
 )
 @click.option("--column", metavar="NAME", help="Table column with the texts.")
 @click.option("--pair-column", metavar="NAME", help="Table column with the second texts.")

@@ -26,6 +26,8 @@ from bert_jax.runs.settings import (
     require_mlm_head,
 )
 from bert_jax.section import under
+from bert_jax.tasks.embedding.retrieval import files_of
+from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.family import row_errors
 from bert_jax.tasks.glue.family import GlueSection, directory_of
 from bert_jax.tasks.glue.tfds import NAME as TFDS
@@ -111,7 +113,7 @@ def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
         if task.data != TFDS:
             yield "task", lambda: _glue(task)
         return
-    table = task if isinstance(task, TableSection) else None
+    table = task if isinstance(task, TableSection | EmbeddingSection) else None
     for role in ("train", "dev", "test"):
         if (path := getattr(task, role, None)) is not None:
             yield "task", lambda role=role, path=path: _file(path, table, role)
@@ -162,15 +164,26 @@ def _glue(task: GlueSection) -> str:
     return f"found {task.data}"
 
 
-def _file(path: str, table: TableSection | None, role: str) -> str:
+def _file(path: str, table: TableSection | EmbeddingSection | None, role: str) -> str:
     """Checks that a file exists, and that the first row of a table has the task's columns."""
     if is_remote(path):
         return f"{path} is not checked before the run fetches it"
+    if isinstance(table, EmbeddingSection) and table.directory(role) is not None:
+        for file in files_of(path, role):
+            require_file(file)
+        return f"found {path}"
     require_file(path)
     if table is not None:
-        asked = [("task.text", table.text), ("task.pair", table.pair), ("task.id", table.id)]
-        asked += [] if role == "test" else [("task.label", table.label)]
         errors = row_errors(table.on_error, role)
         rows = read_table(Path(path), delimiter=table.delimiter, errors=errors)
+        asked = _columns(table, role)
         errors.kept(itertools.islice(rows, 1), lambda row: row.require(asked))
     return f"found {path}"
+
+
+def _columns(table: TableSection | EmbeddingSection, role: str) -> list[tuple[str, str | None]]:
+    """Returns the columns that a table must have, by setting."""
+    if isinstance(table, EmbeddingSection):
+        return table.columns(role).required
+    asked = [("task.text", table.text), ("task.pair", table.pair), ("task.id", table.id)]
+    return asked if role == "test" else [*asked, ("task.label", table.label)]

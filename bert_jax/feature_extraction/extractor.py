@@ -1,6 +1,7 @@
 """Extracts features of texts. Batches have few different shapes, to limit compilations."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -16,12 +17,14 @@ from bert_jax.feature_extraction.texts import EncodedText, InputText, encode
 from bert_jax.files.read import is_whole
 from bert_jax.inference.bucketed import InferenceModel, check_batch_size
 from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.pooling import pooled_states
+from bert_jax.model.section import HeadsSection, Pool, PoolingSection
 from bert_jax.parallel.compiling import made_once
 from bert_jax.task import Batch, Row
 from bert_jax.train.state import ModelDefinition
 
 Level = Literal["token", "word", "sentence"]
-Pool = Literal["cls", "mean"]
+Prompt = Literal["query", "passage"]
 
 # Texts are batched by length within a window. All features of a window are held in memory.
 WINDOW_BATCHES: Final = 64
@@ -112,28 +115,40 @@ class ExtractionSettings:
     layers: LayerSelection
     level: Level = "sentence"
     pool: Pool = "mean"
+    trained: PoolingSection | None = None  # vectors as the model was trained; overrides `pool`
+    prefix: str = ""  # text before every text
     max_length: int = 512  # pieces, special ones included
     batch_size: int = 32
+
+    @property
+    def description(self) -> str:
+        """The layers, or "trained pooling", for messages."""
+        return f"layers {self.layers.name}" if self.trained is None else "trained pooling"
 
 
 def settings_for(
     architecture: EncoderArchitecture,
+    heads: HeadsSection,
     *,
     layers: str | None,
     level: Level,
     pool: Pool | None = None,
+    prompt: Prompt | None = None,
     max_length: int | None,
     batch_size: int,
 ) -> ExtractionSettings:
     """Returns the settings for a model.
 
-    By default, `pool` is "mean" and `max_length` is 512, or the model's positions if fewer. For
-    `layers`, see `select_layers`. Raises UserError for a layer that the model lacks, a length above
-    its positions, a batch size below 1, or an unknown level or pool.
+    By default, the sentence vectors of a model of sentence embeddings are as it was trained. Other
+    models have the pooling "mean". The default of `max_length` is 512, or the model's positions if
+    fewer. For `layers`, see `select_layers`. Raises UserError for a layer that the model lacks, a
+    length above its positions, a batch size below 1, an unknown level, pool or prompt, or a prompt
+    for a model without prompts.
     """
     check_batch_size(batch_size)
-    for name, value, allowed in (("level", level, Level), ("pool", pool or "mean", Pool)):
-        if value not in (names := get_args(allowed)):
+    choices = (("level", level, Level), ("pool", pool, Pool), ("prompt", prompt, Prompt))
+    for name, value, allowed in choices:
+        if value is not None and value not in (names := get_args(allowed)):
             raise UserError(
                 "features.choice",
                 'found "{found}", allowed: {allowed}{hint}',
@@ -151,13 +166,28 @@ def settings_for(
             found=max_length,
             positions=positions,
         )
+    trained = heads.embedding if level == "sentence" and layers is None and pool is None else None
     return ExtractionSettings(
-        layers=select_layers(layers, depth=depth),
+        layers=select_layers("last" if trained else layers, depth=depth),
         level=level,
-        pool=pool or "mean",
+        pool=trained.pool if trained else pool or "mean",
+        trained=trained,
+        prefix="" if prompt is None else _prefix(heads.embedding, prompt),
         max_length=max_length or min(positions, DEFAULT_MAX_LENGTH),
         batch_size=batch_size,
     )
+
+
+def _prefix(trained: PoolingSection | None, prompt: Prompt) -> str:
+    if trained is None:
+        raise UserError(
+            "features.prompt",
+            "found {found}, but the model was not trained on queries and passages. Omit "
+            "the prompt.",
+            place="--prompt",
+            found=prompt,
+        )
+    return trained.query_prefix if prompt == "query" else trained.passage_prefix
 
 
 class TextFeatures(NamedTuple):
@@ -207,6 +237,8 @@ class FeatureExtractor:
         """
         loaded = model.loaded
         self.width = settings.layers.width(model.architecture.hidden_size)
+        if settings.trained is not None and settings.trained.projection is not None:
+            self.width = settings.trained.projection
         self.counts = ExtractionCounts()
         self._settings, self._tokenizer, self._params = settings, model.tokenizer, loaded.params
         self._inference = model.batches(
@@ -228,11 +260,13 @@ class FeatureExtractor:
     def _windows(self, texts: Iterator[InputText]) -> Iterator[list[EncodedText]]:
         window: list[EncodedText] = []
         values = 0
-        size = self._inference.batch_size
+        size, settings = self._inference.batch_size, self._settings
         while chunk := list(itertools.islice(texts, size)):
-            encoded = encode(chunk, self._tokenizer, max_length=self._settings.max_length)
+            encoded = encode(
+                chunk, self._tokenizer, max_length=settings.max_length, prefix=settings.prefix
+            )
             window += encoded
-            sentences = self._settings.level == "sentence"
+            sentences = settings.level == "sentence"
             values += sum(1 if sentences else len(text.ids) for text in encoded) * self.width
             if len(window) >= WINDOW_BATCHES * size or values >= WINDOW_VALUES:
                 yield window
@@ -299,18 +333,10 @@ def _forward(
         model = nnx.merge(definition.graphdef, params)
         if settings.level != "sentence":
             return settings.layers.combine(model.encoder.every_layer(batch))
-        read = _first if settings.pool == "cls" else _mean_over(batch["segment_ids"])
+        if settings.trained is not None:
+            return model.embedded(batch, dropout_key=None)
+        segment_ids, pool = batch["segment_ids"], settings.pool
+        read = functools.partial(pooled_states, segment_ids=segment_ids, pool=pool)
         return settings.layers.combine(model.encoder.every_layer(batch, read=read))
 
     return forward
-
-
-def _first(x_BLD: jax.Array) -> jax.Array:
-    return x_BLD[:, 0].astype(jnp.float32)
-
-
-def _mean_over(segment_ids: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    real_BL1 = (segment_ids > 0).astype(jnp.float32)[..., None]
-    # A padding row has no pieces: avoid a division by zero. Its mean is not used.
-    counts_B1 = jnp.maximum(real_BL1.sum(axis=1), 1.0)
-    return lambda x_BLD: (x_BLD.astype(jnp.float32) * real_BL1).sum(axis=1) / counts_B1

@@ -79,10 +79,13 @@ def wrong_suffix(path: Path, allowed: Sequence[str]) -> UserError:
 
 
 def encode(
-    texts: Sequence[InputText], tokenizer: Tokenizer, *, max_length: int
+    texts: Sequence[InputText], tokenizer: Tokenizer, *, max_length: int, prefix: str = ""
 ) -> list[EncodedText]:
-    """Encodes texts. If a pair is too long, truncates the longer text piece by piece."""
-    firsts = tokenizer.encode_batch([source.text for source in texts])
+    """Encodes texts. If a pair is too long, truncates the longer text piece by piece.
+
+    `prefix` precedes every first text.
+    """
+    firsts = tokenizer.encode_batch([prefix + source.text for source in texts])
     seconds = tokenizer.encode_batch([source.pair or "" for source in texts])
     encoded = []
     for source, first, second in zip(texts, firsts, seconds, strict=True):

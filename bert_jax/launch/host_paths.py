@@ -94,8 +94,8 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
     """Returns the task with paths in the bucket, and the uploads that it needs.
 
     Paths that exist on this machine are uploaded. All other paths are relative to the bucket.
-    `task`: `finetune.task` as JSON values. Raises UserError if the files exceed `LARGEST_BYTES`, or
-    `on_bucket` refuses a path.
+    `task`: `finetune.task` as JSON values. Raises UserError if the files exceed `LARGEST_BYTES`, a
+    path is a directory of another task than GLUE, or `on_bucket` refuses a path.
     """
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():
@@ -143,6 +143,13 @@ def _files(task: Mapping[str, Any], path: Path) -> dict[str, Path]:
         return {path.name: path}
     if not path.is_dir():
         return {}
+    if "name" not in task:  # only GLUE's directories are flat
+        raise UserError(
+            "submit.task_directory",
+            "found a directory, allowed: files. Copy the directory to the bucket, and use its "
+            "gs://… path.",
+            place=path,
+        )
     inside = path / TASKS[task["name"]].directory
     root = inside if inside.is_dir() else path
     return {file.name: file for file in sorted(root.iterdir()) if file.is_file()}

@@ -11,9 +11,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.cross_entropy import Scored
-from bert_jax.model.heads import MlmDecoder
+from bert_jax.model.heads import EmbeddingHead, MlmDecoder
 from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.layers import gather_positions, subkey
+from bert_jax.model.pooling import pooled_states, position_of, unit_length
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroups
 
@@ -76,8 +77,11 @@ class EncoderModel(nnx.Module):
 
     def __init__(self, *, architecture: Any, execution: Execution, heads: HeadsSection) -> None:
         """Creates abstract parameters. Subclasses add the encoder and the heads."""
-        del architecture, execution
         self.heads = heads
+        if heads.embedding is not None and heads.embedding_parameters:
+            self.embedding = EmbeddingHead(
+                embedding=heads.embedding, architecture=architecture, execution=execution
+            )
 
     @staticmethod
     @abc.abstractmethod
@@ -114,6 +118,25 @@ class EncoderModel(nnx.Module):
         return self.encoder(
             batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=subkey(dropout_key, 0)
         )
+
+    def embedded(
+        self, batch: Mapping[str, Array], *, dropout_key: Array | None
+    ) -> Float[Array, "batch width"]:
+        """Returns the float32 vector of each text, as `HeadsSection.embedding` describes it.
+
+        For the arguments, see `hidden`. The last layer computes only the states that are read.
+        """
+        how, segment_ids = self.heads.embedding, batch["segment_ids"]
+        assert how is not None
+        queries_B1 = position_of(how.pool, segment_ids)
+        hidden = self.hidden(batch, queries_BQ=queries_B1, dropout_key=dropout_key)
+        if queries_B1 is None:
+            vectors_BD = pooled_states(hidden, segment_ids, pool=how.pool)
+        else:
+            vectors_BD = hidden[:, 0].astype(jnp.float32)
+        if how.projection is not None:
+            vectors_BD = self.embedding.dense(vectors_BD)
+        return unit_length(vectors_BD) if how.normalize else vectors_BD
 
     def decoder_input(self, hidden_BPD: Array) -> Array:
         """Returns the input of the MLM head, [B, P, D]."""

@@ -29,6 +29,7 @@ TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
 ]
 ProblemName = Literal["single_label", "multi_label", "regression"]
+Pool = Literal["mean", "cls", "last"]
 
 # Settings of an architecture that must come from one source.
 SIZES: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
@@ -79,6 +80,27 @@ class Execution(Section):
         return self.model_copy(update={key: "auto" for key in kernels if kernels[key] == "fused"})
 
 
+class PoolingSection(Section):
+    """How a trained model computes the vector of a text.
+
+    Every use of the model follows it: training, evaluation, `encode`, features and exports.
+    """
+
+    pool: Pool = "mean"
+    """How the states of a text become one vector. `mean`: mean over all tokens, special tokens
+    included. `cls`: first token. `last`: last token that is not padding."""
+    normalize: bool = True
+    """Whether vectors have length 1. Their dot product is then the cosine."""
+    projection: int | None = pydantic.Field(default=None, ge=1)
+    """Width of a linear layer after pooling. null: no layer, vectors are as wide as the model."""
+    temperature: float | None = pydantic.Field(default=None, gt=0)
+    """Initial value of a learned temperature. null: the model has no such parameter."""
+    query_prefix: str = ""
+    """Text before every query, such as "query: "."""
+    passage_prefix: str = ""
+    """Text before every passage, such as "passage: "."""
+
+
 class HeadsSection(Section):
     """The heads of the model. In pretraining, the objective determines them."""
 
@@ -97,6 +119,19 @@ class HeadsSection(Section):
     """Kind of sequence classification. If null, it is unknown."""
     task_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
     """Dropout rate before the task head. Default: `hidden_dropout_prob`."""
+    embedding: PoolingSection | None = None
+    """How a model of sentence embeddings computes the vector of a text. null: it was not trained
+    for this."""
+
+    @property
+    def embedding_parameters(self) -> dict[str, int]:
+        """Parameters of the head of sentence embeddings, with their widths."""
+        found: dict[str, int] = {}
+        if self.embedding is not None and self.embedding.projection is not None:
+            found["dense"] = self.embedding.projection
+        if self.embedding is not None and self.embedding.temperature is not None:
+            found["scale"] = 1
+        return found
 
     @property
     def of_pretraining(self) -> set[str]:

@@ -17,7 +17,7 @@ from bert_jax.data.tables import OnError, RowErrors
 from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
-from bert_jax.model.section import HeadsSection, ProblemName, TaskName
+from bert_jax.model.section import HeadsSection, PoolingSection, ProblemName, TaskName
 from bert_jax.section import DataPathText, Section
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -125,6 +125,7 @@ class DataRequest(NamedTuple):
     input: str | MemoryTable | None = None  # rows of the role "input"
     labels: tuple[str, ...] | None = None  # default: labels of the training set
     tuned: Mapping[str, float] = {}  # dev scores, including a tuned threshold
+    embedding: PoolingSection | None = None  # how the checkpoint computes sentence vectors
 
     def source(self, section: Section, role: str) -> Path | MemoryTable:
         """Returns the data of a role: the file that the section names, or `input`.
@@ -201,6 +202,21 @@ def no_rows(source: Path | MemoryTable, errors: RowErrors | None = None) -> User
             "task.rows_skipped", "no row is left: {reason}", place=source, reason=reason
         )
     return UserError("task.no_rows", "found no rows, allowed: one or more", place=source)
+
+
+def no_benchmark(kind: str) -> Callable[[str, Sequence[Record], Path], Sequence[Path]]:
+    """Returns `Family.write_official` of a task without a benchmark; it raises UserError."""
+
+    def refuse(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
+        del split, records, directory
+        raise UserError(
+            "table.no_benchmark",
+            'found "{found}", but no benchmark accepts its predictions, allowed: glue, squad',
+            place="task.kind",
+            found=kind,
+        )
+
+    return refuse
 
 
 def count_notes(path: str | Path | MemoryTable, found: Mapping[str, int]) -> list[str]:

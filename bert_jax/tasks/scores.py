@@ -136,7 +136,9 @@ class Baseline(NamedTuple):
 
 
 def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
-    """Compares a model with the best constant prediction. Returns None if all labels are equal.
+    """Compares a model with the best constant prediction.
+
+    Returns None if all labels are equal, or if the records are rankings.
 
     Fine-tuning on little data fails with some seeds: the model is no better than the most frequent
     label (arXiv 2006.04884, section 3). A run counts as failed if one of these is true on the first
@@ -152,6 +154,8 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
 
     `records` are the labelled records of the first dev split.
     """
+    if "ranks" in records[0]:
+        return None
     labels = [record["label"] for record in records]
     predictions = [record["prediction"] for record in records]
     constants: list[list[Any]]  # candidates: [candidate][record]

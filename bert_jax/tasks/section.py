@@ -11,6 +11,7 @@ from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.runs.settings import RunSettings
 from bert_jax.section import ModelPathText, Section
 from bert_jax.tasks.choice import MultipleChoiceSection
+from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.sweep.grid import SweepSection
@@ -20,7 +21,12 @@ from bert_jax.train.sections import BadStepsSection, TrackerName, WatchdogSectio
 
 # To register a task family, add its section here.
 TaskSection: TypeAlias = (
-    GlueSection | SquadSection | TokenClassificationSection | MultipleChoiceSection | TableSection
+    GlueSection
+    | SquadSection
+    | TokenClassificationSection
+    | MultipleChoiceSection
+    | TableSection
+    | EmbeddingSection
 )
 
 
@@ -42,7 +48,8 @@ class FinetuneSection(Section):
     """Number of rows in a step."""
     accumulation: int = pydantic.Field(default=1, ge=1)
     """Number of microbatches in a batch. Their gradients are summed before the update. Dev batches
-    are as large as a microbatch."""
+    are as large as a microbatch. With the task `embedding`, all texts of a batch are compared in
+    spite of it: the backward pass encodes each microbatch again (GradCache, arXiv 2101.06983)."""
     epochs: int = pydantic.Field(default=3, ge=1)
     """Number of passes over the training data."""
     optimizer: FinetuneOptimizerSection = FinetuneOptimizerSection()

@@ -17,8 +17,8 @@ from bert_jax.tasks.family import (
     DataRequest,
     Family,
     FilesSection,
-    Record,
     needs_labels,
+    no_benchmark,
     no_rows,
     row_errors,
 )
@@ -93,7 +93,7 @@ class TableSection(FilesSection):
             labelling=labelling,
             keys=_figures(self, labelling),
             class_weights=self.class_weights,
-            write_official=_no_benchmark,
+            write_official=no_benchmark("table"),
         )
         examples = {}
         for name, (source, rows, errors) in found.items():
@@ -157,14 +157,7 @@ def text_rows(
     def read(row: TableRow) -> None:
         row.require(required)
         number = len(found) + errors.count
-        named = number if section.id is None else row.values[section.id]
-        if not _is_id(named):
-            raise RowError(
-                "table.id",
-                "found {found!r}, allowed: a text or a whole number",
-                place=f'{row.place}: column "{section.id}"',
-                found=named,
-            )
+        named = number if section.id is None else row_id(row, section.id)
         label = row.values.get(section.label)
         if isinstance(label, float) and math.isnan(label):
             label = None  # a missing number in Parquet
@@ -175,6 +168,19 @@ def text_rows(
     errors.kept(table, read)
     if section.id is None and all(map(_is_id, own)):
         return [row._replace(id=value) for row, value in zip(found, own, strict=True)]
+    return found
+
+
+def row_id(row: TableRow, column: str) -> int | str:
+    """Returns the id in a column. Raises RowError if it is neither a text nor a whole number."""
+    found = row.values[column]
+    if not _is_id(found):
+        raise RowError(
+            "table.id",
+            "found {found!r}, allowed: a text or a whole number",
+            place=f'{row.place}: column "{column}"',
+            found=found,
+        )
     return found
 
 
@@ -238,15 +244,6 @@ def _figures(section: TableSection, labelling: Labelling) -> tuple[str, ...]:
     if section.class_weights != "none":
         keys = keys[::-1]
     return (*keys, "matthews") if len(labelling.names) == 2 else keys
-
-
-def _no_benchmark(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
-    del split, records, directory
-    raise UserError(
-        "table.no_benchmark",
-        'found "table", but no benchmark accepts its predictions, allowed: glue, squad',
-        place="task.kind",
-    )
 
 
 def _nothing_to_hold_out(train: str | None, rows: int, labelling: Labelling) -> UserError:

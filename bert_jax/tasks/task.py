@@ -29,6 +29,7 @@ class FinetuneTask:
     heads: HeadsSection
     class_weights: tuple[float, ...] | None = None
     frozen: frozenset[str] = frozenset()  # names of frozen parameters, such as ``pooler/bias``
+    chunks: int = 1  # microbatches that the task itself makes of the batch of `loss`
 
     def build(self) -> EncoderModel:
         """Returns the encoder with the task's head."""
@@ -121,10 +122,15 @@ def logits(model: EncoderModel, batch: Batch, *, dropout_key: jax.Array | None) 
     """Returns the float32 logits of the task head for a batch of `collate`.
 
     The shape is [B, labels], [B, choices], [B, L, labels] or [B, L, 2]; see
-    `EncoderModel.task_logits`. In evaluation, `dropout_key` is None.
+    `EncoderModel.task_logits`. A model of sentence embeddings has no task head: its results are
+    the vectors of the texts, [B, width], or [B, N, width] if a row has N texts. In evaluation,
+    `dropout_key` is None.
     """
     shape = batch["input_ids"].shape
     flat = {name: batch[name].reshape(-1, shape[-1]) for name in INPUTS}
+    if model.heads.embedding is not None:
+        vectors = model.embedded(flat, dropout_key=dropout_key)
+        return vectors.reshape(*shape[:-1], vectors.shape[-1])
     queries = None
     if model.reads_first:
         queries = jnp.zeros((len(flat["input_ids"]), 1), jnp.int32)

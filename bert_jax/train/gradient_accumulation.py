@@ -23,7 +23,7 @@ def accumulate(
     if parts == 1:
         (value, metrics), grads = grad(params, batch, key)
         return value, metrics, grads
-    microbatches = {name: _cut(array, parts) for name, array in batch.items()}
+    microbatches = {name: cut(array, parts) for name, array in batch.items()}
 
     def add(total: Any, part: tuple[jax.Array, Mapping[str, jax.Array]]) -> tuple[Any, None]:
         index, microbatch = part
@@ -37,8 +37,11 @@ def accumulate(
     return total
 
 
-def _cut(array: jax.Array, parts: int) -> jax.Array:
-    """Returns [parts, B/parts, …] from [B, …]; no row moves to another device."""
+def cut(array: jax.Array, parts: int) -> jax.Array:
+    """Returns [parts, B/parts, …] from [B, …]; no row moves to another device.
+
+    Row `r` becomes row ``r // parts`` of part ``r % parts``.
+    """
     rows = array.shape[0]
     cut = array.reshape(rows // parts, parts, *array.shape[1:]).swapaxes(0, 1)
     return constrain(cut, "microbatches", "batch", *("rest",) * (array.ndim - 1))

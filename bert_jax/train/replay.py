@@ -47,8 +47,10 @@ class Replay(NamedTuple):
         return next((n for n, v in self.gradient_norms.items() if not math.isfinite(v)), None)
 
 
-def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
+def replay_step(folder: epath.Path, record: DumpRecord, task: Task, *, chunks: int = 1) -> Replay:
     """Repeats a dumped step of a task up to its gradients.
+
+    `chunks` is the number of microbatches that the task itself makes of a batch.
 
     Raises UserError if the dump is damaged, or belongs to another task or other frozen models.
     """
@@ -57,7 +59,7 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
     params = {n.removeprefix(PARAMS): a for n, a in state.items() if n.startswith(PARAMS)}
     model = define_model(task.build)
     _compare(params, model.params, folder)
-    mesh = _mesh(len(array) // record.accumulation for array in batch.values())
+    mesh = _mesh(len(array) // record.accumulation // chunks for array in batch.values())
     frozen = load_frozen(task, mesh)
     check_frozen(record.frozen, frozen.hashes, place=folder)
     gradients = make_gradients(task, model, accumulation=record.accumulation)

@@ -17,7 +17,7 @@ from bert_jax.feature_extraction.extractor import (
     ExtractionSettings,
     FeatureExtractor,
     Level,
-    Pool,
+    Prompt,
     TextFeatures,
     settings_for,
 )
@@ -26,6 +26,7 @@ from bert_jax.feature_extraction.texts import TextColumns, read_texts
 from bert_jax.files.atomic import output_exists, write_whole
 from bert_jax.files.remote import require_local
 from bert_jax.inference.bucketed import model_of_run
+from bert_jax.model.section import Pool
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
@@ -54,6 +55,7 @@ def features(
     layers: str | None = None,
     level: Level = "sentence",
     pool: Pool | None = None,
+    prompt: Prompt | None = None,
     column: str | None = None,
     pair_column: str | None = None,
     probe_column: str | None = None,
@@ -71,10 +73,13 @@ def features(
         input_path: .txt (a text per line), .jsonl, .csv, .tsv or .parquet.
         output: .npz, .parquet or .jsonl.
         layers: a name of `select_layers`, comma-separated layers, or "mix" with a probe. Default:
-            "concat-last-four", or "last" if the model has fewer than four layers.
+            the vectors that a model of sentence embeddings was trained to compute. For other
+            models: "concat-last-four", or "last" if the model has fewer than four layers.
         level: one vector per piece, per word (the mean of its pieces) or per text.
-        pool: vector of a text: "cls", or "mean" of all pieces including special pieces. Default:
-            "mean".
+        pool: vector of a text: "cls", "last", or "mean" of all pieces including special pieces.
+            Default: "mean".
+        prompt: "query" or "passage": the prefix that a model of sentence embeddings was trained
+            with. Default: no prefix.
         column: table column with the texts. Default: the only column that no option names.
         pair_column: table column with the second texts.
         probe_column: table column with labels. Cross-validates a logistic regression on the
@@ -119,9 +124,11 @@ def features(
         run = open_run(run_dir)
         settings = settings_for(
             run.architecture,
+            run.heads,
             layers=layers,
             level=level,
             pool=pool,
+            prompt=prompt,
             max_length=max_length,
             batch_size=batch_size,
         )
@@ -181,7 +188,7 @@ def _show(result: ExtractionResult, console: Console, settings: ExtractionSettin
     counts = result.counts
     parts = [
         f"{result.output}: step {result.step}, {counts.texts:,} texts, {settings.level} features",
-        f"layers {settings.layers.name}, {result.width} wide, {counts.padding:.0%} padding",
+        f"{settings.description}, {result.width} wide, {counts.padding:.0%} padding",
     ]
     if counts.cut:
         parts.append(f"{counts.cut:,} texts cut at {settings.max_length} pieces")

@@ -13,6 +13,7 @@ from bert_jax.narration import speaking
 from bert_jax.runs.lock import hold_run
 from bert_jax.section import need
 from bert_jax.tasks.choice import MultipleChoiceSection
+from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
 from bert_jax.tasks.table import TableSection
@@ -102,13 +103,13 @@ def no_table(place: str, kind: str) -> UserError:
 def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
     """Writes tables to ``<run_dir>/data/KEY.jsonl``, and sets these files in the task.
 
-    Returns the changed configuration. Raises UserError if the task is neither "table" nor
-    "multiple_choice", or if a key is unknown.
+    Returns the changed configuration. Raises UserError if the task has no tables, or if a key is
+    unknown.
     """
     section = need(config.finetune, "finetune", "finetune")
     root = epath.Path(need(config.run_dir, "run_dir", "finetune")) / "data"
     task = section.task
-    if not isinstance(task, TableSection | MultipleChoiceSection):
+    if not isinstance(task, TableSection | MultipleChoiceSection | EmbeddingSection):
         raise no_table("data", task.kind)
     if unknown := [key for key in data if key not in TABLES]:
         raise UserError(
@@ -120,6 +121,9 @@ def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
         )
     if isinstance(task, TableSection):
         names = [name for name in (task.text, task.pair, task.label) if name is not None]
+    elif isinstance(task, EmbeddingSection):
+        between = (task.positive, *task.negatives, task.score)
+        names = [task.anchor, *(name for name in between if name is not None)]
     else:
         names = [task.columns.text, *task.columns.choices, task.columns.label]
     for key, rows in data.items():

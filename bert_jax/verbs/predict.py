@@ -20,6 +20,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.lock import hold_output
 from bert_jax.runs.run_directory import Run, open_run
 from bert_jax.tasks.choice import MultipleChoiceSection
+from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.family import Record
 from bert_jax.tasks.predictor import score_splits
 from bert_jax.tasks.section import TaskSection
@@ -158,7 +159,7 @@ def _task(run: Run, on_error: OnError | None) -> TaskSection:
     task = section_of(run).task  # raises if the run was not fine-tuned
     if on_error is None:
         return task
-    if not isinstance(task, TableSection | MultipleChoiceSection):
+    if not isinstance(task, TableSection | MultipleChoiceSection | EmbeddingSection):
         raise no_table("--on-error", task.kind)
     return task.model_copy(update={"on_error": on_error})
 

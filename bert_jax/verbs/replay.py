@@ -49,9 +49,9 @@ def replay(
     initialise(mesh or MeshSection())
     if run.is_fine_tuned:
         task = task_of(run, class_weights=record.task.get("class_weights"))
+        found = replay_step(folder, record, task, chunks=task.chunks)
     else:
-        task = objective_of(run)
-    found = replay_step(folder, record, task)
+        found = replay_step(folder, record, objective_of(run))
     _show(run, record, found, console or Console())
     return found
 

@@ -3,7 +3,7 @@
 from jaxtyping import Array, Float
 
 from bert_jax.encoders.bert.section import BertArchitecture
-from bert_jax.model.heads import NextSentenceHead
+from bert_jax.model.heads import EMBEDDING_GROUP, NextSentenceHead
 from bert_jax.model.post_norm import POST_NORM_GROUPS
 from bert_jax.model.post_norm_model import PostNormModel
 from bert_jax.model.section import Execution, HeadsSection
@@ -20,6 +20,7 @@ class Bert(PostNormModel):
             ParameterGroup("next_sentence", "heads", title="the next-sentence head"),
             ParameterGroup("task", "heads", title="the task head"),
             ParameterGroup("mlm", "heads", title="the MLM head"),
+            EMBEDDING_GROUP,
         )
     )
 

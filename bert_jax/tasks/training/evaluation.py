@@ -59,8 +59,9 @@ def conclude(
             write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
         write_evaluation(run, evaluation, selected=True, own_data=True)
         warning = _warning(run, baseline)
-        with doing("writing the report"):
-            write_report(run, family, loaded, records=records, seeds=seeds, warning=warning)
+        if run.heads.task is not None:
+            with doing("writing the report"):
+                write_report(run, family, loaded, records=records, seeds=seeds, warning=warning)
         narrator_of(console).say(f"best: step {loaded.step}: {format_scores(evaluation.scores)}")
         if warning is not None:
             warn_aloud(warning)
@@ -204,7 +205,10 @@ def open_data(
             )
     request = DataRequest(run.tokenizer, section.max_length, section.split_seed, roles, input)
     with doing("reading and encoding the task's files"):
-        return task.open(request._replace(labels=run.heads.labels, tuned=tuned))
+        heads = run.heads
+        return task.open(
+            request._replace(labels=heads.labels, tuned=tuned, embedding=heads.embedding)
+        )
 
 
 def write_records(path: epath.Path, records: Sequence[Record]) -> None:

@@ -79,11 +79,12 @@ def _train_spec(
         step=StepSpec(task=prepared.task, model=prepared.model, optimizer=prepared.optimizer()),
         steps=steps * section.epochs,
         batch_size=section.batch_size,
-        accumulation=section.accumulation,
+        accumulation=prepared.accumulation,
         loader=batches,
         shapes=len(batches.plan.shapes),
         # FLOPs of a row of mean length.
         flops_per_row=TRAINING
+        * len(family.splits["train"].row(0).sequences)
         * prepared.architecture.forward_flops(
             seq_length=round(batches.plan.mean_length),
             read=1 if prepared.family.heads.scores_rows else None,

@@ -15,7 +15,7 @@ from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.layer_stack import default_unroll
-from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.model.section import Execution
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing, narrator_of
 from bert_jax.optim.finetuning import frozen_parameters, make_finetune_optimizer
@@ -36,6 +36,8 @@ from bert_jax.runs.setting_changes import find_changes, refuse_other_settings
 from bert_jax.section import under
 from bert_jax.task import Params
 from bert_jax.tasks.batches import TrainBatches
+from bert_jax.tasks.embedding.section import EmbeddingSection
+from bert_jax.tasks.embedding.task import EmbeddingTask
 from bert_jax.tasks.family import DataRequest, Family, hub_files
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection, FinetuneSettings
@@ -58,6 +60,8 @@ FREE: Final = (
 
 TASK_HEAD: Final = "task"
 """Name of the task head among the parameters."""
+EMBEDDING_HEAD: Final = "embedding"
+"""Name of the head of sentence embeddings among the parameters."""
 
 # Settings that determine the rows of a run and their order.
 DATA: Final = r"seed|content\..*|finetune\.(split_seed|max_length|task\..*)"
@@ -79,6 +83,11 @@ class TrainingSetup(NamedTuple):
     def section(self) -> FinetuneSection:
         """The settings of the `finetune` section."""
         return self.settings.finetune
+
+    @property
+    def accumulation(self) -> int:
+        """Number of microbatches that the train step makes of a batch."""
+        return self.section.accumulation // self.task.chunks
 
     @property
     def content(self) -> dict[str, str]:
@@ -165,7 +174,12 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     require_trackers(section.trackers, key="finetune.trackers")
     origin = open_run(settings.origin)
     section.check_positions(origin.architecture.max_position_embeddings)
-    request = DataRequest(origin.tokenizer, section.max_length, section.split_seed)
+    request = DataRequest(
+        origin.tokenizer,
+        section.max_length,
+        section.split_seed,
+        embedding=origin.heads.embedding,
+    )
     with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):
         family = section.task.open(request)
     family = dataclasses.replace(family, heads=origin.model.of_task(family.heads))
@@ -201,7 +215,8 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
     parts, accumulation = batch_parts(mesh), section.accumulation
     check_batch("finetune.batch_size", section.batch_size, parts=parts, accumulation=accumulation)
-    task = FinetuneTask(
+    task = _task(
+        section,
         architecture=architecture,
         execution=resolved,
         heads=family.heads,
@@ -272,8 +287,7 @@ def show_data(prepared: TrainingSetup, console: Console) -> None:
 def _fresh_modules(prepared: TrainingSetup) -> list[str]:
     """Returns the titles of the modules whose parameters the origin lacks."""
     learnt = set(define_model(prepared.origin.build).params)
-    if not _same_head(prepared.family.heads, prepared.origin.heads):
-        learnt.discard(TASK_HEAD)
+    learnt -= _unshared(prepared)
     task = f"the {(prepared.family.heads.task or '').replace('_', '-')} head"
     titles = prepared.model.groups.titles | {TASK_HEAD: task}
     return [titles[part] for part in titles if part in prepared.model.params.keys() - learnt]
@@ -286,14 +300,20 @@ def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -
     """
     origin = prepared.origin
     params = load_params(origin, checkpoint="auto", mesh=prepared.mesh).params
-    same = _same_head(prepared.family.heads, origin.heads)
-    unshared = () if same else (TASK_HEAD,)
+    unshared = _unshared(prepared)
     found = {part: params[part] for part in abstract if part in params and part not in unshared}
     return found | draw({part: abstract[part] for part in abstract if part not in found})
 
 
-def _same_head(ours: HeadsSection, theirs: HeadsSection) -> bool:
-    return ours.task == theirs.task and ours.labels == theirs.labels
+def _unshared(prepared: TrainingSetup) -> set[str]:
+    """Returns the heads that start fresh, because the origin's have other labels or parameters."""
+    ours, theirs = prepared.family.heads, prepared.origin.heads
+    found = set[str]()
+    if (ours.task, ours.labels) != (theirs.task, theirs.labels):
+        found.add(TASK_HEAD)
+    if ours.embedding_parameters != theirs.embedding_parameters:
+        found.add(EMBEDDING_HEAD)
+    return found
 
 
 def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
@@ -302,13 +322,21 @@ def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
     `class_weights` are those that the run computed from its training labels.
     """
     section = run.section("finetune", FinetuneSection, verb="replay")
-    task = FinetuneTask(
+    task = _task(
+        section,
         architecture=run.architecture,
         execution=run.model.execution,
         heads=run.heads,
         class_weights=None if class_weights is None else tuple(class_weights),
     )
     return _frozen(task, section, define_model(task.build))
+
+
+def _task(section: FinetuneSection, **parts: Any) -> FinetuneTask:
+    if isinstance(section.task, EmbeddingSection):
+        loss, chunks = section.task.loss, section.accumulation
+        return EmbeddingTask(training=loss, chunks=chunks, **parts)
+    return FinetuneTask(**parts)
 
 
 def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition) -> FinetuneTask:

@@ -1,0 +1,1 @@
+"""Sentence embeddings: contrastive training, pairs with scores, and retrieval."""

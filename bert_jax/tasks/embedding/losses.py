@@ -1,0 +1,126 @@
+"""Losses of sentence embeddings, as functions of the vectors of a whole batch.
+
+Shape suffixes: B rows, N texts of a row, W width of a vector, C candidates. Text 0 of a row is the
+anchor, text 1 its positive, and later texts are hard negatives. Rows of weight 0 are padding.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from bert_jax.model.pooling import unit_length
+from bert_jax.parallel.sharding_rules import constrain
+
+_NEVER = -1e9  # logit of a candidate that is not a negative
+
+
+def info_nce(
+    vectors_BNW: Float[Array, "rows texts width"],
+    texts_BN: Int[Array, "rows texts"],
+    weights_B: Float[Array, "rows"],
+    *,
+    scale: Array | float,
+    symmetric: bool = False,
+) -> Float[Array, ""]:
+    """Returns the mean cross-entropy of each anchor's positive among all candidates of the batch.
+
+    The candidates are the positives and hard negatives of all rows, on all devices and hosts. A
+    candidate is no negative of an anchor if it is known to fit: its text is the anchor's or its
+    positive's, or it is a positive of an equal anchor. With `symmetric`, the loss is the mean of
+    this and of the loss with anchors and positives exchanged.
+
+    Source: arXiv 1807.03748; `MultipleNegativesRankingLoss` and
+    `MultipleNegativesSymmetricLoss` in sentence-transformers.
+
+    Args:
+        vectors_BNW: vectors of the texts.
+        texts_BN: number of each text; equal texts have equal numbers.
+        weights_B: 1 for a row, 0 for padding.
+        scale: factor of the dot products, 1/temperature.
+        symmetric: whether positives also choose among anchors.
+    """
+    loss = _one_direction(vectors_BNW, texts_BN, weights_B, scale)
+    if not symmetric:
+        return loss
+    exchanged = _one_direction(vectors_BNW[:, 1::-1], texts_BN[:, 1::-1], weights_B, scale)
+    return (loss + exchanged) / 2
+
+
+def _one_direction(
+    vectors_BNW: Array, texts_BN: Array, weights_B: Array, scale: Array | float
+) -> Array:
+    rows, texts, width = vectors_BNW.shape
+    anchors_BW = constrain(vectors_BNW[:, 0], "batch", "rest")
+    # Every device compares its anchors with the candidates of all devices.
+    candidates_CW = constrain(vectors_BNW[:, 1:].reshape(-1, width), "rest", "rest")
+    found_BC = scale * _products(anchors_BW, candidates_CW)
+    candidates_C = texts_BN[:, 1:].reshape(-1)
+    of_row_C = jnp.repeat(jnp.arange(rows), texts - 1)
+    is_positive_C = jnp.arange(len(candidates_C)) % (texts - 1) == 0
+    own_BC = is_positive_C & (of_row_C == jnp.arange(rows)[:, None])
+    fits_BC = (
+        (candidates_C == texts_BN[:, :1])
+        | (candidates_C == texts_BN[:, 1:2])
+        | (is_positive_C & (texts_BN[of_row_C, 0] == texts_BN[:, :1]))
+    )
+    compared_BC = own_BC | (~fits_BC & (weights_B[of_row_C] > 0))
+    compared_BC = constrain(compared_BC, "batch", "rest")
+    losses_B = jax.nn.logsumexp(jnp.where(compared_BC, found_BC, _NEVER), axis=1)
+    losses_B -= jnp.where(own_BC, found_BC, 0).sum(axis=1)
+    return (losses_B * weights_B).sum() / jnp.maximum(weights_B.sum(), 1)
+
+
+def cosent(
+    vectors_B2W: Float[Array, "rows 2 width"],
+    scores_B: Float[Array, "rows"],
+    weights_B: Float[Array, "rows"],
+    *,
+    scale: float,
+) -> Float[Array, ""]:
+    """Returns log(1 + Σ exp(scale · (cos_i − cos_j))) over all pairs with score_i < score_j.
+
+    Source: https://kexue.fm/archives/8847; `CoSENTLoss` in sentence-transformers.
+    """
+    cosines_B = scale * cosines(vectors_B2W)
+    rows, columns = (constrain(scores_B, axis) for axis in ("batch", "rest"))
+    weighted = (weights_B[:, None] > 0) & (weights_B > 0)
+    compared_BB = constrain((rows[:, None] < columns) & weighted, "batch", "rest")
+    differences_BB = constrain(cosines_B, "batch")[:, None] - constrain(cosines_B, "rest")
+    found_BB = jnp.where(compared_BB, differences_BB, _NEVER)
+    return jnp.logaddexp(0.0, jax.nn.logsumexp(found_BB))
+
+
+def cosine_regression(
+    vectors_B2W: Float[Array, "rows 2 width"],
+    scores_B: Float[Array, "rows"],
+    weights_B: Float[Array, "rows"],
+) -> Float[Array, ""]:
+    """Returns the mean squared difference of cosine and score.
+
+    Source: arXiv 1908.10084, section 3; `CosineSimilarityLoss` in sentence-transformers.
+    """
+    squares_B = jnp.square(cosines(vectors_B2W) - scores_B)
+    return (squares_B * weights_B).sum() / jnp.maximum(weights_B.sum(), 1)
+
+
+def cosines(vectors_B2W: Float[Array, "rows 2 width"]) -> Float[Array, "rows"]:
+    """Returns the cosine of the two vectors of each row."""
+    units = unit_length(vectors_B2W)
+    return (units[:, 0] * units[:, 1]).sum(axis=-1)
+
+
+def truncated(
+    vectors_BNW: Float[Array, "rows texts width"], width: int, *, normalize: bool
+) -> Float[Array, "rows texts shorter"]:
+    """Returns the first `width` numbers of every vector, again of length 1 with `normalize`.
+
+    Source: arXiv 2205.13147; `MatryoshkaLoss` in sentence-transformers adds the losses of several
+    widths.
+    """
+    shorter = vectors_BNW[..., :width]
+    return unit_length(shorter) if normalize else shorter
+
+
+def _products(x_BW: Array, y_CW: Array) -> Array:
+    # A TPU multiplies float32 matrices in bfloat16 by default: an error of 0.004, times the scale.
+    return jnp.matmul(x_BW, y_CW.T, precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,232 @@
+"""Retrieval: ranks all passages for every query, and scores the ranks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from bert_jax.data.tables import SUFFIXES, RowError, TableRow, read_table
+from bert_jax.files.download import local_copy
+from bert_jax.files.hub import is_dataset_file
+from bert_jax.files.remote import is_remote
+from bert_jax.tasks.embedding.tuples import TextsSplit, TextTuple, text_of
+from bert_jax.tasks.family import Record, content_hash, no_rows
+from bert_jax.tasks.labels import number_of
+from bert_jax.text.tokenizer import Tokenizer
+
+QUERIES: Final = "queries.jsonl"
+PASSAGES: Final = "corpus.jsonl"
+RECALLED: Final = (1, 10, 100)  # k of recall@k
+CUTOFF: Final = 10  # k of nDCG@k; also number of passages in a record
+FIGURES: Final = (f"ndcg@{CUTOFF}", "mrr", *(f"recall@{k}" for k in RECALLED))
+_SCORES_AT_ONCE: Final = 1 << 24  # float32: 64 MiB
+
+
+class Retrieval(NamedTuple):
+    """Queries, passages, and which passages are relevant."""
+
+    queries: Mapping[str, str]  # texts by id
+    passages: Mapping[str, str]  # texts by id
+    relevance: Mapping[str, Mapping[str, int]]  # grades by query and passage; relevant: 1 or more
+
+
+def retrieval_of(rows: Sequence[TextTuple]) -> Retrieval:
+    """Returns a retrieval among the texts of pairs or triplets; a text is its own id.
+
+    Every positive of an anchor is relevant. All positives and negatives are passages.
+    """
+    relevance: dict[str, dict[str, int]] = {}
+    for row in rows:
+        relevance.setdefault(row.texts[0], {})[row.texts[1]] = 1
+    passages = {text: text for row in rows for text in row.texts[1:]}
+    return Retrieval({query: query for query in relevance}, passages, relevance)
+
+
+def is_directory(path: str) -> bool:
+    """Returns whether a path is a directory. A remote directory is a path without a suffix."""
+    if is_remote(path):
+        return Path(path).suffix not in SUFFIXES
+    return not is_dataset_file(path) and Path(path).is_dir()
+
+
+def files_of(directory: str, role: str) -> list[str]:
+    """Returns the files of a directory in the layout of BEIR: queries, passages, relevance."""
+    return [f"{directory}/{name}" for name in (QUERIES, PASSAGES, f"qrels/{role}.tsv")]
+
+
+def read_retrieval(directory: str, role: str) -> Retrieval:
+    """Reads a directory in the layout of BEIR (arXiv 2104.08663).
+
+    ``queries.jsonl`` has `_id` and `text`, ``corpus.jsonl`` also `title`. ``qrels/<role>.tsv`` has
+    the columns `query-id`, `corpus-id` and `score`. Queries that it does not name are left out.
+    Raises UserError if a file is missing or malformed, a query is empty, an id is unknown, or a
+    query has no relevant passage.
+    """
+    asked, searched, judged = map(local_copy, files_of(directory, role))
+    queries = {_id(row, "_id"): text_of(row, "text") for row in _rows(asked, "_id", "text")}
+    passages = {}
+    for row in _rows(searched, "_id", "text"):
+        title = row.text("title") if row.values.get("title") else ""
+        passages[_id(row, "_id")] = f"{title} {row.text('text')}".strip()
+    relevance: dict[str, dict[str, int]] = {}
+    first: dict[str, TableRow] = {}
+    for row in _rows(judged, "query-id", "corpus-id", "score"):
+        query = _known(row, "query-id", queries, QUERIES)
+        passage = _known(row, "corpus-id", passages, PASSAGES)
+        first.setdefault(query, row)
+        relevance.setdefault(query, {})[passage] = _grade(row)
+    for query, row in first.items():
+        if max(relevance[query].values()) < 1:
+            raise RowError(
+                "embedding.no_relevant_passage",
+                'the query "{found}" has no relevant passage, allowed: one or more of score 1 or '
+                "higher",
+                place=row.place,
+                found=query,
+            )
+    return Retrieval({query: queries[query] for query in relevance}, passages, relevance)
+
+
+def _rows(path: Path, *columns: str) -> list[TableRow]:
+    rows = list(read_table(path))
+    if not rows:
+        raise no_rows(path)
+    for row in rows:
+        row.require((name, name) for name in columns)
+    return rows
+
+
+def _id(row: TableRow, column: str) -> str:
+    return str(row.values[column])
+
+
+def _known(row: TableRow, column: str, known: Mapping[str, str], file: str) -> str:
+    found = _id(row, column)
+    if found not in known:
+        raise RowError(
+            "embedding.unknown_id",
+            'found "{found}", allowed: an id of {file}',
+            place=f'{row.place}: column "{column}"',
+            found=found,
+            file=file,
+        )
+    return found
+
+
+def _grade(row: TableRow) -> int:
+    found = number_of(row.values["score"])
+    if found is None or not found.is_integer():
+        raise RowError(
+            "embedding.grade",
+            "found {found!r}, allowed: a whole number",
+            place=f'{row.place}: column "score"',
+            found=row.values["score"],
+        )
+    return int(found)
+
+
+class RetrievalSplit(TextsSplit):
+    """A retrieval as rows of one text: all queries, then all passages."""
+
+    def __init__(
+        self,
+        data: Retrieval,
+        *,
+        query_prefix: str,
+        passage_prefix: str,
+        tokenizer: Tokenizer,
+        max_length: int,
+    ) -> None:
+        """Encodes all texts."""
+        queries = [query_prefix + text for text in data.queries.values()]
+        passages = [passage_prefix + text for text in data.passages.values()]
+        texts = [[text] for text in (*queries, *passages)]
+        super().__init__(texts, tokenizer=tokenizer, max_length=max_length)
+        self.examples, self._data = len(queries), data
+        self.fingerprint = content_hash([data])
+
+    def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
+        """Returns a record per query: best passages, and ranks of the relevant passages.
+
+        `reduced` are the vectors of all rows, [width] each.
+        """
+        vectors, count = np.stack(reduced), len(self._data.queries)
+        return rank(self._data, vectors[:count], vectors[count:])
+
+
+def rank(data: Retrieval, queries_QW: np.ndarray, passages_PW: np.ndarray) -> list[Record]:
+    """Ranks all passages for each query by the dot product of their vectors.
+
+    The label of a record is the grades by passage. A passage with the query's id is left out, as in
+    BEIR. Of passages with equal products, the larger id comes first, as in trec_eval.
+    """
+    ids = list(data.passages)
+    number = {each: at for at, each in enumerate(ids)}
+    later = np.argsort(np.argsort(ids))  # places of the ids in alphabetical order
+    records: list[Record] = []
+    block = max(1, _SCORES_AT_ONCE // len(ids))
+    names = list(data.queries)
+    for start in range(0, len(names), block):
+        products = queries_QW[start : start + block] @ passages_PW.T
+        for name, scores in zip(names[start : start + block], products, strict=True):
+            if name in number:
+                scores[number[name]] = -np.inf
+            grades = data.relevance[name]
+            best = _best(scores, later)
+            records.append(
+                {
+                    "id": name,
+                    "text": data.queries[name],
+                    "label": dict(grades),
+                    "prediction": [ids[at] for at in best],
+                    "scores": [float(scores[at]) for at in best],
+                    "ranks": {
+                        each: _rank(scores, later, number[each])
+                        for each, grade in grades.items()
+                        if grade > 0 and each != name
+                    },
+                }
+            )
+    return records
+
+
+def _best(scores: np.ndarray, later: np.ndarray) -> list[int]:
+    count = min(CUTOFF, len(scores))
+    least = np.partition(scores, len(scores) - count)[len(scores) - count]
+    chosen = np.flatnonzero((scores >= least) & (scores > -np.inf))
+    ordered = chosen[np.lexsort((-later[chosen], -scores[chosen]))]
+    return ordered[:count].tolist()
+
+
+def _rank(scores: np.ndarray, later: np.ndarray, at: int) -> int:
+    before = (scores > scores[at]) | ((scores == scores[at]) & (later > later[at]))
+    return 1 + int(before.sum())
+
+
+def retrieval_figures(records: Sequence[Record]) -> dict[str, float]:
+    """Returns the means over queries of nDCG@10, MRR and recall@k.
+
+    "mrr" is 1 / rank of the first relevant passage, without a cutoff. "recall@k" is the share of
+    the relevant passages among the first k. Equal to trec_eval's `ndcg_cut_10`, `recip_rank` and
+    `recall_k` for complete rankings.
+    """
+    sums = dict.fromkeys(FIGURES, 0.0)
+    for record in records:
+        grades = [grade for grade in record["label"].values() if grade > 0]
+        ranks = record["ranks"]
+        gained = sum(
+            record["label"][each] / math.log2(place + 1)
+            for each, place in ranks.items()
+            if place <= CUTOFF
+        )
+        ideal = sorted(grades, reverse=True)[:CUTOFF]
+        sums[FIGURES[0]] += gained / sum(
+            grade / math.log2(place + 1) for place, grade in enumerate(ideal, start=1)
+        )
+        sums["mrr"] += 1 / min(ranks.values()) if ranks else 0.0
+        for k in RECALLED:
+            found = sum(place <= k for place in ranks.values())
+            sums[f"recall@{k}"] += found / len(grades)
+    return {name: total / len(records) for name, total in sums.items()}

@@ -1,0 +1,192 @@
+"""Rows of several texts: pairs, triplets and scored pairs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
+from bert_jax.data.tables import RowError, RowErrors, TableRow
+from bert_jax.tasks.family import Encoded, Record, Split, content_hash
+from bert_jax.tasks.labels import number_of
+from bert_jax.tasks.table import row_id
+from bert_jax.text.tokenizer import Tokenizer
+
+# Targets of a row, and keys of a batch.
+TEXTS: Final = "text_numbers"  # int32 [1, texts]; equal texts have equal numbers
+SCORE: Final = "score"  # float32 []
+
+
+class TextTuple(NamedTuple):
+    """One row of a table."""
+
+    id: int | str
+    texts: tuple[str, ...]  # anchor, positive, negatives; without prefixes
+    score: float | None
+    line: int
+
+
+class TupleColumns(NamedTuple):
+    """The columns of a table, by setting."""
+
+    texts: Sequence[tuple[str, str]]  # (setting, column)
+    score: str | None  # column of the scores; None if they are not read
+    score_range: tuple[float, float]
+    id: str | None
+    score_needed: bool  # whether every row must have a score
+
+    @property
+    def required(self) -> list[tuple[str, str | None]]:
+        """The columns that a table must have, by setting."""
+        scores = [("task.score", self.score)] if self.score_needed else []
+        return [*self.texts, ("task.id", self.id), *scores]
+
+
+def read_tuples(
+    table: Iterable[TableRow], columns: TupleColumns, errors: RowErrors
+) -> list[TextTuple]:
+    """Returns the rows of a table.
+
+    Raises UserError for a missing column, and RowError for an empty text, an id of a wrong type, or
+    a score that is missing, no number or out of range.
+    """
+    found: list[TextTuple] = []
+    required = columns.required
+
+    def read(row: TableRow) -> None:
+        row.require(required)
+        texts = tuple(text_of(row, name) for _, name in columns.texts)
+        name = columns.id or ("id" if "id" in row.columns else None)
+        number = len(found) + errors.count if name is None else row_id(row, name)
+        found.append(TextTuple(number, texts, _score(row, columns), row.line))
+
+    errors.kept(table, read)
+    return found
+
+
+def text_of(row: TableRow, column: str) -> str:
+    """Returns the text in a column. Raises RowError if it is empty or not a text."""
+    found = row.text(column)
+    if not found.strip():
+        raise RowError(
+            "embedding.empty_text",
+            "found an empty text, allowed: one or more words",
+            place=f'{row.place}: column "{column}"',
+        )
+    return found
+
+
+def _score(row: TableRow, columns: TupleColumns) -> float | None:
+    if columns.score is None:
+        return None
+    label, (low, high) = row.values.get(columns.score), columns.score_range
+    if label in (None, "") and not columns.score_needed:
+        return None
+    number = number_of(label)
+    if number is None or not low <= number <= high:
+        raise RowError(
+            "embedding.score",
+            "found the score {found!r}, allowed: {low:g} to {high:g} (task.score_range)",
+            place=f'{row.place}: column "{columns.score}"',
+            found=label,
+            low=low,
+            high=high,
+        )
+    return scaled(number, columns.score_range)
+
+
+def scaled(score: float, between: tuple[float, float]) -> float:
+    """Maps a score to a cosine: ``scaled(4, (0, 5)) -> 0.8``.
+
+    The result is from 0 to 1, or from −1 to 1 if the lowest score is negative.
+    """
+    low, high = between
+    part = (score - low) / (high - low)
+    return 2 * part - 1 if low < 0 else part
+
+
+class TextsSplit(Split):
+    """Rows of several texts, all of the same number. Each text is a sequence of its own."""
+
+    def __init__(
+        self, rows: Sequence[Sequence[str]], *, tokenizer: Tokenizer, max_length: int
+    ) -> None:
+        """Encodes all texts, prefixes included. Longer texts are truncated."""
+        self._tokenizer, self._max_length, self._texts = tokenizer, max_length, len(rows[0])
+        self._ids = encode_ragged(tokenizer, (text for row in rows for text in row))
+        lengths = np.diff(self._ids.offsets) + special_tokens(tokenizer, pair=False)
+        lengths = lengths.reshape(len(rows), self._texts)
+        self.lengths = np.minimum(lengths.max(axis=1), max_length).astype(np.int32)
+        self.examples, cut = len(rows), int((lengths > max_length).sum())
+        self.findings: Mapping[str, int] = {
+            f"of {lengths.size:,} texts are longer than {max_length} pieces and truncated": cut
+        }
+
+    def row(self, index: int) -> Encoded:
+        """Returns one row, with the targets of `targets`."""
+        first = index * self._texts
+        made = [
+            assemble(self._ids[at].tolist(), None, self._tokenizer, max_length=self._max_length).ids
+            for at in range(first, first + self._texts)
+        ]
+        return Encoded(made, [len(ids) for ids in made], self.targets(index))
+
+    def targets(self, index: int) -> dict[str, Any]:
+        """Returns the targets of a row, see `Encoded`."""
+        del index
+        return {}
+
+
+class TupleSplit(TextsSplit):
+    """Pairs, triplets or scored pairs. A prediction is the cosine of the first two texts."""
+
+    def __init__(
+        self,
+        rows: Sequence[TextTuple],
+        *,
+        prefixes: Sequence[str],
+        tokenizer: Tokenizer,
+        max_length: int,
+    ) -> None:
+        """Encodes all texts. `prefixes` has the prefix of each text of a row."""
+        texts = [
+            [prefix + text for prefix, text in zip(prefixes, row.texts, strict=True)]
+            for row in rows
+        ]
+        super().__init__(texts, tokenizer=tokenizer, max_length=max_length)
+        self._rows, self.fingerprint = rows, content_hash([*rows, _Prefixes(tuple(prefixes))])
+        numbers: dict[str, int] = {}
+        self._numbers = np.asarray(
+            [[numbers.setdefault(text, len(numbers)) for text in row.texts] for row in rows],
+            np.int32,
+        )
+
+    def targets(self, index: int) -> dict[str, Any]:
+        """Returns the numbers of a row's texts, and its score if it has one."""
+        score = self._rows[index].score
+        # A leading axis, because batches pad an integer vector like the pieces of a text.
+        numbers = {TEXTS: self._numbers[index][None]}
+        return numbers if score is None else numbers | {SCORE: score}
+
+    def reduce(self, index: int, logits: np.ndarray) -> float:
+        """Returns the cosine of the first two vectors. `logits` are the vectors, [texts, width]."""
+        del index
+        units = logits[:2] / np.maximum(np.linalg.norm(logits[:2], axis=1, keepdims=True), 1e-12)
+        return float(units[0] @ units[1])
+
+    def records(self, reduced: Sequence[float]) -> list[Record]:
+        """Returns records with the scaled score as label, and the cosine as prediction."""
+        return [
+            {
+                "id": row.id,
+                "text": row.texts[0],
+                "pair": row.texts[1],
+                "label": row.score,
+                "prediction": cosine,
+            }
+            for row, cosine in zip(self._rows, reduced, strict=True)
+        ]
+
+
+class _Prefixes(NamedTuple):
+    prefixes: tuple[str, ...]

@@ -1,0 +1,77 @@
+"""Figures of a retrieval equal trec_eval's."""
+
+import numpy as np
+import pytest
+
+from bert_jax.tasks.embedding.retrieval import (
+    CUTOFF,
+    FIGURES,
+    RECALLED,
+    Retrieval,
+    rank,
+    retrieval_figures,
+)
+
+QUERIES, PASSAGES, WIDTH = 30, 150, 4
+TREC = {"ndcg@10": "ndcg_cut_10", "mrr": "recip_rank"}
+TREC |= {f"recall@{k}": f"recall_{k}" for k in RECALLED}
+
+
+def retrieval_with_ties() -> tuple[Retrieval, np.ndarray, np.ndarray]:
+    """Returns a retrieval with grades from −1 to 3. Vectors of small integers have equal products.
+
+    Ids of some passages are ids of queries.
+    """
+    rng = np.random.default_rng(0)
+    passages = [f"p{number}" for number in rng.permutation(PASSAGES - 5)]
+    passages += [f"q{number}" for number in range(5)]
+    relevance = {}
+    for query in range(QUERIES):
+        judged = rng.choice(passages, rng.integers(3, 40), replace=False)
+        grades = {str(each): int(rng.integers(-1, 4)) for each in judged if each != f"q{query}"}
+        relevance[f"q{query}"] = grades | {"p7": 2}
+    data = Retrieval(
+        {query: "a question" for query in relevance}, dict.fromkeys(passages, "text"), relevance
+    )
+    vectors = rng.integers(-2, 3, (QUERIES + PASSAGES, WIDTH)).astype(np.float32)
+    return data, vectors[:QUERIES], vectors[QUERIES:]
+
+
+def test_figures_equal_trec_eval() -> None:
+    trec = pytest.importorskip("pytrec_eval")
+    data, queries, passages = retrieval_with_ties()
+    records = rank(data, queries, passages)
+    products = queries @ passages.T
+    run = {
+        query: {
+            passage: float(score)
+            for passage, score in zip(data.passages, scores, strict=True)
+            if passage != query
+        }
+        for query, scores in zip(data.queries, products, strict=True)
+    }
+    measures = {"ndcg_cut.10", "recip_rank", f"recall.{','.join(map(str, RECALLED))}"}
+    evaluator = trec.RelevanceEvaluator(
+        {query: dict(grades) for query, grades in data.relevance.items()}, measures
+    )
+    by_query = evaluator.evaluate(run)
+    for record in records:
+        found = retrieval_figures([record])
+        expected = {name: by_query[record["id"]][TREC[name]] for name in FIGURES}
+        assert found == pytest.approx(expected, abs=1e-9)
+    assert retrieval_figures(records) == pytest.approx(
+        {name: np.mean([each[TREC[name]] for each in by_query.values()]) for name in FIGURES}
+    )
+
+
+def test_records_list_the_best_passages() -> None:
+    """Of equal products, the larger id is first. A passage with the query's id is left out."""
+    data, queries, passages = retrieval_with_ties()
+    for number, record in enumerate(rank(data, queries, passages)):
+        products = dict(zip(data.passages, (passages @ queries[number]).tolist(), strict=True))
+        products.pop(record["id"], None)
+        ordered = sorted(products, key=lambda each: (products[each], each), reverse=True)
+        assert record["prediction"] == ordered[:CUTOFF]
+        assert record["scores"] == [products[each] for each in ordered[:CUTOFF]]
+        relevant = {each for each, grade in data.relevance[record["id"]].items() if grade > 0}
+        assert record["ranks"] == {each: ordered.index(each) + 1 for each in relevant}

@@ -1,0 +1,152 @@
+"""Runs of sentence embeddings: training, evaluation, predictions, vectors."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import AutoModel, AutoTokenizer
+
+import bert_jax
+from bert_jax.config import parse_config
+from bert_jax.train.metrics_writer import read_metrics
+from tests.project import ok, refused, write_config
+from tests.tasks.embedding.data import embedding_config, pairs, write_beir, write_jsonl
+
+TEXTS = ["word1 word2 good1", "word3", "bad1 word7 word8 word9 word1"]
+PREFIXES = {"query_prefix": "word30 ", "passage_prefix": "word31 "}
+
+
+class Trained(NamedTuple):
+    directory: Path
+    config: Path
+    said: str
+
+    @property
+    def run(self) -> Path:
+        return self.directory / "tuned"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run on triplets in two chunks, with a learned temperature; its dev set has no scores."""
+    directory = tmp_path_factory.mktemp("embedding")
+    changes = {
+        "negatives": ["wrong"],
+        "loss": {"learn_temperature": True, "symmetric": True, "matryoshka": [64, 16]},
+        **PREFIXES,
+    }
+    values = embedding_config(directory, **changes)
+    values["finetune"]["accumulation"] = 2
+    config = write_config(directory / "config.yaml", values)
+    return Trained(directory, config, ok("finetune", config))
+
+
+def test_a_run_learns_and_is_evaluated_again(trained: Trained) -> None:
+    metrics = read_metrics(trained.run)
+    found = [each["ndcg@10"] for each in metrics if each["kind"] == "validation"]
+    assert found[-1] > found[0] > 0.2
+    *_, last = (each for each in metrics if each["kind"] == "train")
+    assert last["temperature"] != pytest.approx(0.05, rel=1e-3)
+    evaluation = json.loads((trained.run / "evaluation.json").read_text())
+    assert evaluation["scores"]["ndcg@10"] == max(found)
+    assert evaluation["constant_score"] is None
+    ok("evaluate", trained.run)
+    assert evaluation == json.loads((trained.run / "evaluation.json").read_text())
+    heads = yaml.safe_load((trained.run / "config.yaml").read_text())["model"]["heads"]
+    assert heads["embedding"] == {
+        "pool": "mean",
+        "normalize": True,
+        "projection": None,
+        "temperature": 0.05,
+        **PREFIXES,
+    }
+
+
+def test_vectors_equal_transformers(trained: Trained, tmp_path: Path) -> None:
+    """`encode` and `features` pool as trained, without further settings."""
+    exported = tmp_path / "exported"
+    ok("export", trained.run, exported, "--to", "hf")
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    torch_model = AutoModel.from_pretrained(exported).eval()
+    inputs = tokenizer([PREFIXES["query_prefix"] + text for text in TEXTS], padding=True)
+    tensors = {name: torch.tensor(ids) for name, ids in inputs.items()}
+    with torch.no_grad():
+        states = torch_model(**tensors).last_hidden_state
+    mask = tensors["attention_mask"][..., None]
+    means = (states * mask).sum(1) / mask.sum(1)
+    expected = torch.nn.functional.normalize(means, dim=-1).numpy()
+    model = bert_jax.load(trained.run)
+    np.testing.assert_allclose(model.encode(TEXTS, prompt="query"), expected, atol=1e-5)
+    assert model.encode(TEXTS, layers="last", pool="mean").shape == expected.shape
+    lines = (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    assert lines
+    said = ok("features", trained.run, tmp_path / "texts.txt", tmp_path / "v.npz", "--prompt=query")
+    assert "trained pooling" in said
+    np.testing.assert_allclose(np.load(tmp_path / "v.npz")["vectors"], expected, atol=1e-5)
+
+
+def test_predictions_are_cosines(trained: Trained, tmp_path: Path) -> None:
+    rows = pairs(6, 9)
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    ok("predict", trained.run, tmp_path / "p.jsonl", "--input", path)
+    records = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    model = bert_jax.load(trained.run)
+    queries = model.encode([row["question"] for row in rows], prompt="query")
+    passages = model.encode([row["answer"] for row in rows], prompt="passage")
+    expected = (queries * passages).sum(axis=1)
+    np.testing.assert_allclose([each["prediction"] for each in records], expected, atol=1e-5)
+    assert [each["id"] for each in records] == [row["id"] for row in rows]
+    found = model.predict([(row["question"], row["answer"]) for row in rows])
+    np.testing.assert_allclose([each["prediction"] for each in found], expected, atol=1e-5)
+
+
+def test_scored_pairs_in_memory_continue_a_run(trained: Trained, tmp_path: Path) -> None:
+    """The second run keeps the prefixes and the pooling of the first. Its dev set is held out."""
+    frame = pd.DataFrame(pairs(96, 7))
+    task = {
+        "kind": "embedding",
+        "anchor": "question",
+        "positive": "similar",
+        "score": "score",
+        "score_range": [1, 4],
+        "loss": {"kind": "cosent"},
+        "projection": 16,
+    }
+    finetune: dict[str, Any] = {
+        "init_from": str(trained.run),
+        "task": task,
+        "max_length": 8,
+        "batch_size": 32,
+        "epochs": 1,
+        "optimizer": {"learning_rate": 1e-3},
+    }
+    values = {"run_dir": str(tmp_path / "scored"), "finetune": finetune}
+    outcome = bert_jax.finetune(parse_config(values), data={"train": frame})
+    assert outcome.scores is not None
+    assert outcome.scores["spearman"] > 0.2
+    model = bert_jax.load(tmp_path / "scored")
+    assert model.encode(TEXTS).shape == (3, 16)
+    embedding = model.heads.embedding
+    assert embedding is not None
+    assert (embedding.query_prefix, embedding.temperature) == (PREFIXES["query_prefix"], None)
+
+
+def test_single_texts_learn_from_dropout(tmp_path: Path) -> None:
+    values = embedding_config(
+        tmp_path, dev=str(write_beir(tmp_path / "beir", pairs(12, 2))), loss={"kind": "simcse"}
+    )
+    values["finetune"] |= {"epochs": 1, "dropout": 0.2}
+    ok("finetune", write_config(tmp_path / "config.yaml", values))
+    (loss, *_) = (each["loss"] for each in read_metrics(tmp_path / "tuned") if "loss" in each)
+    assert 0.01 < loss < np.log(32)
+
+
+def test_prompts_need_a_model_of_embeddings(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("word1\n")
+    arguments = (trained.directory / "run", tmp_path / "texts.txt", tmp_path / "v.npz")
+    assert refused("features", *arguments, "--prompt", "query").key == "features.prompt"

@@ -1,0 +1,225 @@
+"""The settings and the data of sentence embeddings, and errors about them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.tables import RowError
+from bert_jax.errors import UserError
+from bert_jax.tasks.embedding.section import EmbeddingSection
+from bert_jax.tasks.embedding.tuples import SCORE, TEXTS
+from bert_jax.tasks.family import Family, Split
+from bert_jax.validation import validate
+from tests.project import refuses
+from tests.tasks.embedding.data import write_beir, write_jsonl, write_qrels
+from tests.tasks.sequences import IDS, opening, write_lines
+
+CLS, SEP = IDS["[CLS]"], IDS["[SEP]"]
+SCORED = {"score": "s", "score_range": [0, 5], "loss": {"kind": "cosent"}}
+ROWS = ["q,a,n,s", "w1,w2,w3,0", "w1 w4,w5,w6,5", "w7,w2,w8,2.5"]
+
+
+def section_of(directory: Path, **changes: Any) -> EmbeddingSection:
+    values = {"train": str(directory / "train.csv"), "anchor": "q", "positive": "a"} | changes
+    return validate(EmbeddingSection, values, source="", key="task")
+
+
+def opened(directory: Path, *roles: str, **changes: Any) -> Family:
+    options = {key: changes.pop(key) for key in ("input", "seed") if key in changes}
+    return section_of(directory, **changes).open(opening(directory, *roles, **options))
+
+
+def texts_of(split: Split) -> list[list[list[int]]]:
+    """Returns the ids of each text of each row, without special tokens."""
+    rows = [split.row(row).sequences for row in range(len(split.lengths))]
+    for row in rows:
+        assert all((ids[0], ids[-1]) == (CLS, SEP) for ids in row)
+    return [[list(ids)[1:-1] for ids in row] for row in rows]
+
+
+def words(*numbers: int) -> list[int]:
+    return [IDS[f"w{number}"] for number in numbers]
+
+
+def test_triplets_have_prefixes_and_numbers_of_equal_texts(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.csv", ROWS)
+    settings = {"negatives": ["n"], "query_prefix": "w10 ", "passage_prefix": "w11 "}
+    split = opened(tmp_path, "train", **settings).splits["train"]
+    assert texts_of(split)[1] == [words(10, 1, 4), words(11, 5), words(11, 6)]
+    assert split.lengths.tolist() == [4, 5, 4]
+    first, _, third = (np.ravel(split.row(row).targets[TEXTS]).tolist() for row in range(3))
+    assert first[1] == third[1]
+    assert len({*first, *third}) == 5
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl", ".parquet", "memory"])
+def test_other_tables_have_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    names, *lines = (line.split(",") for line in ROWS)
+    rows: list[dict[str, Any]] = [dict(zip(names, line, strict=True)) for line in lines]
+    for row in rows:
+        row["s"] = float(row["s"])
+    path = tmp_path / f"train{suffix}"
+    if suffix == ".tsv":
+        write_lines(path, [line.replace(",", "\t") for line in ROWS])
+    elif suffix == ".jsonl":
+        write_jsonl(path, rows)
+    elif suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        family = opened(tmp_path, "input", input=MemoryTable.of(rows), **SCORED)
+        assert texts_of(family.splits["input"])[2] == [words(7), words(2)]
+        return
+    split = opened(tmp_path, "train", train=str(path), **SCORED).splits["train"]
+    assert texts_of(split) == [[words(1), words(2)], [words(1, 4), words(5)], [words(7), words(2)]]
+    assert [split.row(row).targets[SCORE] for row in range(3)] == [0, 1, 0.5]
+
+
+def test_single_texts_are_encoded_twice(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.csv", ROWS)
+    changes = {"loss": {"kind": "simcse"}, "dev": str(write_beir(tmp_path / "beir", [ROW]))}
+    family = opened(tmp_path, **changes, positive=None)
+    assert texts_of(family.splits["train"])[0] == [words(1), words(1)]
+    assert family.best_metric == "ndcg@10"
+    with refuses("embedding.no_dev", place="task.dev"):
+        opened(tmp_path, loss={"kind": "simcse"})
+    with refuses("embedding.no_pairs", place="task.positive", role="dev"):
+        opened(tmp_path, positive=None, loss={"kind": "simcse"}, dev=str(tmp_path / "train.csv"))
+
+
+def test_a_dev_set_is_held_out_without_separating_equal_anchors(tmp_path: Path) -> None:
+    rows = [f"w{number // 2},w{number},w3,1" for number in range(40)]
+    write_lines(tmp_path / "train.csv", ["q,a,n,s", *rows])
+    family = opened(tmp_path, dev_fraction=0.2)
+    train, dev = (family.splits[role] for role in ("train", "dev"))
+    assert dev.examples == 4  # queries
+    assert len(train.lengths) == 32
+    assert len(dev.lengths) == 4 + 8
+    anchors = {tuple(row[0]) for row in texts_of(train)}
+    assert not anchors & {tuple(row[0]) for row in texts_of(dev)[:4]}
+    again = opened(tmp_path, dev_fraction=0.2)
+    assert family.content == again.content
+    scored = opened(tmp_path, dev_fraction=0.2, **SCORED)
+    assert (scored.best_metric, scored.splits["dev"].examples) == ("spearman", 8)
+    write_lines(tmp_path / "train.csv", ROWS[:2])
+    with refuses("embedding.no_dev_rows", rows=1):
+        opened(tmp_path)
+
+
+ROW = {"question": "w1 w2", "answer": "w3 w4"}
+
+
+def test_a_directory_of_beir_is_a_retrieval(tmp_path: Path) -> None:
+    rows = [ROW, {"question": "w5", "answer": "w6 w7"}, {"question": "w8", "answer": "w9 w1"}]
+    beir = write_beir(tmp_path / "beir", rows)
+    write_qrels(beir, [("q0", "p0", 2), ("q0", "p1", 0), ("q2", "p2", 1)])
+    settings = {"query_prefix": "w10 ", "passage_prefix": "w11 "}
+    family = opened(tmp_path, "dev", dev=str(beir), **settings)
+    split = family.splits["dev"]
+    assert split.examples == 2  # the query q1 is not judged
+    passages = [words(11, 3, 4), words(11, 6, 7), words(11, 9, 1)]
+    assert texts_of(split) == [[each] for each in (words(10, 1, 2), words(10, 8), *passages)]
+
+
+Broken = tuple[list[tuple[str, str, object]], str, str, dict[str, object]]
+
+QRELS: dict[str, Broken] = {
+    "no relevant passage": (
+        [("q0", "p0", 1), ("q1", "p0", 0), ("q1", "p1", 0)],
+        "embedding.no_relevant_passage",
+        "line 3",
+        {"found": "q1"},
+    ),
+    "unknown query": (
+        [("q0", "p0", 1), ("q9", "p0", 1)],
+        "embedding.unknown_id",
+        'line 3: column "query-id"',
+        {"found": "q9", "file": "queries.jsonl"},
+    ),
+    "unknown passage": (
+        [("q0", "p9", 1)],
+        "embedding.unknown_id",
+        'line 2: column "corpus-id"',
+        {"found": "p9", "file": "corpus.jsonl"},
+    ),
+    "grade": ([("q0", "p0", "x")], "embedding.grade", 'line 2: column "score"', {"found": "x"}),
+}
+
+
+@pytest.mark.parametrize("name", QRELS)
+def test_a_wrong_relevance_file_is_named_with_its_line(tmp_path: Path, name: str) -> None:
+    rows, key, place, values = QRELS[name]
+    beir = write_beir(tmp_path / "beir", [ROW, ROW])
+    path = write_qrels(beir, rows)
+    with refuses(key, kind=RowError, place=f"{path}: {place}", **values):
+        opened(tmp_path, "dev", dev=str(beir))
+
+
+def test_an_empty_query_is_named_with_its_line(tmp_path: Path) -> None:
+    beir = write_beir(tmp_path / "beir", [ROW, {"question": " ", "answer": "w1 w2"}])
+    place = f'{beir}/queries.jsonl: line 2: column "text"'
+    with refuses("embedding.empty_text", kind=RowError, place=place):
+        opened(tmp_path, "dev", dev=str(beir))
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "column", "values"),
+    [
+        ("w1,,w3,1", "embedding.empty_text", "a", {}),
+        ("w1,w2, ,1", "embedding.empty_text", "n", {}),
+        ("w1,w2,w3,6", "embedding.score", "s", {"found": "6", "low": 0, "high": 5}),
+        ("w1,w2,w3,-0.1", "embedding.score", "s", {"found": "-0.1"}),
+        ("w1,w2,w3,high", "embedding.score", "s", {"found": "high"}),
+        ("w1,w2,w3,", "embedding.score", "s", {"found": ""}),
+    ],
+    ids=("positive", "negative", "too large", "too small", "no number", "missing"),
+)
+def test_a_malformed_row_is_named_or_skipped(
+    tmp_path: Path, line: str, key: str, column: str, values: dict[str, object]
+) -> None:
+    path = write_lines(tmp_path / "train.csv", [*ROWS[:2], line, *ROWS[2:]])
+    settings: dict[str, Any] = SCORED if column == "s" else {"negatives": ["n"]}
+    place = f'{path}: line 3: column "{column}"'
+    with refuses(key, kind=UserError, place=place, **values) as error:
+        opened(tmp_path, "train", **settings)
+    assert error.value.values["setting"] == "finetune.task.on_error=skip"
+    family = opened(tmp_path, "train", **settings, on_error="skip")
+    assert family.splits["train"].examples == 3
+    assert family.notes[0].startswith(f"{path}: skipped 1 of 4 rows")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "place"),
+    [
+        ({"positive": None}, "embedding.column", "task.positive"),
+        ({"loss": {"kind": "cosent"}}, "embedding.column", "task.score"),
+        ({"score_range": [1, 1]}, "embedding.score_range", "task.score_range"),
+        (
+            {"score": "s", "loss": {"kind": "cosine", "symmetric": True}},
+            "setting.ignored",
+            "task.loss.symmetric",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(
+    tmp_path: Path, changes: dict[str, Any], key: str, place: str
+) -> None:
+    with refuses(key, place=place):
+        section_of(tmp_path, **changes)
+
+
+def test_an_unknown_column_is_named(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.csv", ROWS)
+    with refuses("table.column_unknown", place="task.negatives", found="no"):
+        opened(tmp_path, "train", negatives="no")
+
+
+def test_a_negative_lower_bound_keeps_the_sign_of_scores(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.csv", ["q,a,s", "w1,w2,-1", "w3,w4,0", "w5,w6,0.5"])
+    settings = {"score": "s", "score_range": [-1, 1], "loss": {"kind": "cosine"}}
+    split = opened(tmp_path, "train", **settings).splits["train"]
+    assert [split.row(row).targets[SCORE] for row in range(3)] == [-1, 0, 0.5]
