@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from bert_jax.model.architecture import EncoderArchitecture
     from bert_jax.model.section import Execution, HeadsSection, ModelSection, PoolingSection
     from bert_jax.objectives.bert import BertObjectiveSection
+    from bert_jax.objectives.distill import DistillObjectiveSection
     from bert_jax.objectives.roberta import RobertaObjectiveSection
     from bert_jax.objectives.sop import SopObjectiveSection
     from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
@@ -129,7 +130,7 @@ __all__ += ["EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixtureSection", "ModelSection"]
 __all__ += ["MultipleChoiceSection", "NearDuplicatesSection", "BertObjectiveSection"]
-__all__ += ["RobertaObjectiveSection", "SopObjectiveSection"]
+__all__ += ["DistillObjectiveSection", "RobertaObjectiveSection", "SopObjectiveSection"]
 __all__ += ["OptimizerSection", "PackingSection", "PhaseSection", "ProfileSection", "SquadSection"]
 __all__ += ["SubmitSection", "SweepSection", "TableSection", "TokenClassificationSection"]
 __all__ += ["TrainSection", "VocabSection", "WatchdogSection"]

@@ -87,6 +87,9 @@ class FrozenModel(NamedTuple):
     build: Callable[[], nnx.Module]  # for `define_model`, as `Task.build`
     # (abstract parameters) → parameters with the same shardings. Every process calls it.
     load: Callable[[Params], Params]
+    # (its parameters, abstract parameters of the trained model) → the modules of the trained model
+    # that start from it. None: no module does.
+    initial: Callable[[Params, Params], Params] | None = None
 
 
 class Task(Protocol):

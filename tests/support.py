@@ -13,6 +13,7 @@ from bert_jax.objectives.masked_language_model import MaskedLanguageModel
 from bert_jax.objectives.registry import DEFAULT
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.task import HostBatch, Rngs, Task
+from bert_jax.train.frozen import bind
 
 
 def small_encoder(kind: str, **changes: Any) -> EncoderArchitecture:
@@ -70,12 +71,21 @@ def small_batch(
 
 
 def loss_of(
-    task: Task, model: Any, batch: Any, *, dropout_key: Any = None, whole: Any = None
+    task: Task,
+    model: Any,
+    batch: Any,
+    *,
+    dropout_key: Any = None,
+    whole: Any = None,
+    frozen: Any = None,
 ) -> tuple[jax.Array, Any]:
-    """Returns the loss and metrics of a batch, or of a microbatch of the batch `whole`."""
+    """Returns the loss and metrics of a batch, or of a microbatch of the batch `whole`.
+
+    `frozen` has the parameters of the task's frozen models.
+    """
     divisors = task.divisors(batch if whole is None else whole)
     rngs = Rngs(jax.random.key(0), dropout_key)
-    return task.loss(model, batch, divisors=divisors, rngs=rngs, frozen={})
+    return task.loss(model, batch, divisors=divisors, rngs=rngs, frozen=bind(task, frozen or {}))
 
 
 def on_mesh(batch: HostBatch, mesh: jax.sharding.Mesh) -> Any:

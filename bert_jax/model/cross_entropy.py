@@ -39,6 +39,23 @@ def cross_entropy(
     return Scored(*(each.reshape(labels.shape) for each in flat))
 
 
+def soft_target_loss(
+    logits: Float[Array, "*rows classes"],
+    targets: Float[Array, "*rows classes"],
+    *,
+    temperature: float,
+) -> Float[Array, "*rows"]:
+    """Returns T² · KL(softmax(targets / T) ‖ softmax(logits / T)) of each row, float32.
+
+    The factor T² keeps the size of the gradient independent of the temperature (arXiv 1503.02531,
+    section 2). `targets` are the logits of a teacher.
+    """
+    ours, theirs = (
+        jax.nn.log_softmax(each.astype(jnp.float32) / temperature) for each in (logits, targets)
+    )
+    return temperature**2 * (jnp.exp(theirs) * (theirs - ours)).sum(axis=-1)
+
+
 def _cross_entropy_forward(logits: Array, labels: Array) -> tuple[Scored, tuple[Array, ...]]:
     wide = logits.astype(jnp.float32)
     picked = jax.lax.platform_dependent(wide, labels, cpu=_indexed, default=_compared)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import jax.numpy as jnp
 from flax import nnx
@@ -45,10 +45,14 @@ class MlmDecoder(nnx.Module):
         self,
         hidden_BPD: Float[Array, "batch predictions hidden"],
         table_VD: Float[Array, "vocab hidden"],
+        shares_SVD: Float[Array, "devices vocab hidden"] | None = None,
     ) -> Float[Array, "batch predictions vocab"]:
-        """Returns float32 logits over the padded vocabulary. Logits of padding are −1e9."""
-        rows_BPD = self.rows(hidden_BPD)
-        return self._logits(rows_BPD, table_VD, shares_of(table_VD, self.gradient_dtype))
+        """Returns float32 logits over the padded vocabulary. Logits of padding are −1e9.
+
+        For the shares of a model that is trained, see `tied_embedding`.
+        """
+        shares: Any = shares_of(table_VD, self.gradient_dtype) if shares_SVD is None else shares_SVD
+        return self._logits(self.rows(hidden_BPD), table_VD, shares)
 
     def scored(
         self,

@@ -31,7 +31,7 @@ from bert_jax.task import Objective, Params
 from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpoint_manifest import PARAMS
 from bert_jax.train.checkpointer import Checkpointer
-from bert_jax.train.frozen import load_frozen
+from bert_jax.train.frozen import initial_params, load_frozen
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
@@ -150,6 +150,7 @@ def _train_spec(
     console: Console,
 ) -> TrainSpec:
     settings, section, mesh = run.settings, run.settings.train, run.mesh
+    frozen = load_frozen(run.objective, mesh)
     write_config = functools.partial(
         write_run,
         settings=settings.config,
@@ -177,7 +178,7 @@ def _train_spec(
         run_dir=root,
         checkpoints=checkpoints,
         check_lock=check_lock,
-        initial_params=functools.partial(_initial_params, run, console),
+        initial_params=functools.partial(_initial_params, run, console, frozen.params),
         write_config=write_config if jax.process_index() == 0 else lambda folder: None,
         allow_data_change=settings.allow_data_change,
         example_log=section.example_log,
@@ -186,7 +187,7 @@ def _train_spec(
         started=settings.started,
         bad_steps=section.bad_steps,
         profile=section.profile,
-        frozen=load_frozen(run.objective, mesh),
+        frozen=frozen,
     )
 
 
@@ -224,17 +225,18 @@ def _origin(
 
 
 def _initial_params(
-    run: PhaseOpener, console: Console, abstract: Params, draw: DrawParams
+    run: PhaseOpener, console: Console, frozen: Params, abstract: Params, draw: DrawParams
 ) -> Params:
     """Returns the initial parameters, from the run in `init_from` if it is set.
 
-    Modules that the other run lacks are randomly initialized. Messages name the heads that are
-    initialized, and the other run's heads that are not loaded. Raises UserError if the other run
-    has no checkpoint, or another architecture or vocabulary.
+    Without `init_from`, the objective's frozen models may give some of them. Modules that the other
+    run lacks are randomly initialized. Messages name the heads that are initialized, and the other
+    run's heads that are not loaded. Raises UserError if the other run has no checkpoint, or another
+    architecture or vocabulary, or the model cannot start from a frozen model.
     """
     run_dir, rows = run.settings.init_from, run.architecture.vocab_size
     if run_dir is None:
-        return draw(abstract)
+        return initial_params(run.objective, frozen, abstract, draw)
     origin = open_run(run_dir)
     if (theirs := origin.architecture.vocab_size) != rows:
         raise UserError(

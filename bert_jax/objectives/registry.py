@@ -13,6 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.bert import BertObjectiveSection
+from bert_jax.objectives.distill import DistillObjectiveSection
 from bert_jax.objectives.roberta import RobertaObjectiveSection
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.objectives.sop import SopObjectiveSection
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from bert_jax.task import Objective
 
 # To register an objective, add its section here.
-Registered: TypeAlias = BertObjectiveSection | SopObjectiveSection | RobertaObjectiveSection
+Registered: TypeAlias = (
+    BertObjectiveSection | SopObjectiveSection | RobertaObjectiveSection | DistillObjectiveSection
+)
 DEFAULT: Final = BertObjectiveSection()
 
 

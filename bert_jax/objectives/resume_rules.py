@@ -139,7 +139,8 @@ def _decisive(settings: PretrainSettings, data: DataFingerprints) -> dict[str, A
     }
     return {
         "seed": settings.seed,
-        "objective": settings.objective.model_dump(mode="json"),
+        # A checkpoint records the hash of the teacher, which may have moved.
+        "objective": settings.objective.model_dump(mode="json", exclude={"teacher"}),
         "optimizer": settings.optimizer.model_dump(mode="json"),
         "model": {"execution": settings.model.execution.model_dump(mode="json")},
         "train": {"bad_steps": settings.train.bad_steps.model_dump(mode="json"), "phases": phases},

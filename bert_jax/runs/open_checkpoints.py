@@ -90,7 +90,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
     mesh = mesh or open_mesh()
 
     def read(checkpoints: Checkpointer) -> LoadedParams:
-        step, architecture = _find(run, checkpoints, checkpoint)
+        step, architecture = find_checkpoint(run, checkpoints, checkpoint)
         model = define_model(run._replace(architecture=architecture).build)
         params = checkpoints.restore_params(abstract_params(model, mesh), step=step)
         return LoadedParams(step, architecture, model, params, mesh)
@@ -104,10 +104,16 @@ def architecture_of(run: Run, *, checkpoint: str) -> EncoderArchitecture:
 
     The arguments are as for `load_params`. Raises UserError if there is no such checkpoint.
     """
-    return read_checkpoints(run.directory, lambda found: _find(run, found, checkpoint)[1])
+    return read_checkpoints(run.directory, lambda found: find_checkpoint(run, found, checkpoint)[1])
 
 
-def _find(run: Run, checkpoints: Checkpointer, asked: str) -> tuple[int, EncoderArchitecture]:
+def find_checkpoint(
+    run: Run, checkpoints: Checkpointer, asked: str
+) -> tuple[int, EncoderArchitecture]:
+    """Returns the step of a run's checkpoint, and the architecture of its phase.
+
+    `asked` is as for `load_params`. Raises UserError if there is no such checkpoint.
+    """
     if asked == "auto":
         ranked = run.is_fine_tuned and checkpoints.on_disk.best() is not None
         asked = "best" if ranked else "last"

@@ -14,7 +14,13 @@ from bert_jax.errors import UserError, differing
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.sharding_rules import gathered
 from bert_jax.task import Params, Task
-from bert_jax.train.state import define_model, gather_whole, named, trained_params
+from bert_jax.train.state import (
+    DrawParams,
+    define_model,
+    gather_whole,
+    named,
+    trained_params,
+)
 
 
 class FrozenParams(NamedTuple):
@@ -79,6 +85,19 @@ def check_frozen(
                 model=name,
                 saved=then,
             )
+
+
+def initial_params(task: Task, frozen: Params, abstract: Params, draw: DrawParams) -> Params:
+    """Returns initial parameters: from the frozen models if they give some, the others drawn.
+
+    `frozen` has the parameters of the frozen models by name. Every process must call it. Raises
+    UserError if the trained model cannot start from a frozen model.
+    """
+    given: Params = {}
+    for name, model in task.frozen_models().items():
+        if model.initial is not None:
+            given |= model.initial(frozen[name], abstract)
+    return given | draw({part: abstract[part] for part in abstract if part not in given})
 
 
 def bind(task: Task, params: Params) -> dict[str, nnx.Module]:

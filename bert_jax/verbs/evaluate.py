@@ -16,6 +16,7 @@ from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.training.evaluation import evaluate_task
 from bert_jax.train.progress_display import format_scores
 from bert_jax.verbs.same_command import join_same_command
+from bert_jax.verbs.teachers import with_teacher_of_run
 
 
 def evaluate(
@@ -60,7 +61,7 @@ def evaluate(
         "--batch-size": batch_size,
     }
     join_same_command("evaluate", mesh, arguments)
-    run, console = open_run(run_dir), console or Console()
+    run, console = with_teacher_of_run(open_run(run_dir)), console or Console()
     split = split or own_split(run)
     if run.is_fine_tuned:
         if dataset is not None:

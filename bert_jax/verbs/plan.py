@@ -8,12 +8,14 @@ from rich.console import Console
 from bert_jax.config import RunConfig, as_config
 from bert_jax.errors import UserError
 from bert_jax.narration import narrator_of
+from bert_jax.objectives.registry import Registered
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.planning import make_plan
 from bert_jax.planning.request import CannotPlan, CompileRequest
 from bert_jax.section import need
 from bert_jax.text import load_tokenizer
+from bert_jax.verbs import starting_jax
 
 
 def plan(
@@ -76,11 +78,20 @@ def train_step(
         topology=topology,
         vocab_size=vocab_size or _vocab_size(config),
         model=need(config.model, "model", "plan"),
-        objective=config.objective,
+        objective=_objective(config),
         mesh=config.mesh,
         optimizer=config.optimizer,
         train=need(config.train, "train", "plan"),
     )
+
+
+def _objective(config: RunConfig) -> Registered:
+    """Returns the objective. Its teacher, if it has one, is a run directory."""
+    if config.objective.kind != "distill":
+        return config.objective
+    with starting_jax():
+        from bert_jax.verbs.teachers import with_local_teacher
+    return with_local_teacher(config.objective)
 
 
 def _vocab_size(config: RunConfig) -> int:

@@ -13,6 +13,7 @@ from bert_jax.train.loop import Outcome
 from bert_jax.verbs.import_checkpoint import find_origin
 from bert_jax.verbs.run_settings import pretrain_settings
 from bert_jax.verbs.same_command import join_same_command
+from bert_jax.verbs.teachers import with_teacher_of_settings
 
 
 def pretrain(
@@ -60,6 +61,7 @@ def pretrain_with(settings: PretrainSettings, *, console: Console) -> Outcome:
     options = {"--init-from": init_from, "--allow-data-change": settings.allow_data_change}
     if init_from is not None:
         settings = dataclasses.replace(settings, init_from=find_origin(init_from).run_dir)
+    settings = with_teacher_of_settings(settings)
     join_same_command("pretrain", settings.mesh, {**settings.config, **options})
     with speaking(console):
         return run_pretraining(settings, console=console)

@@ -14,6 +14,7 @@ from bert_jax.runs.run_directory import Run, open_run
 from bert_jax.tasks.training.setup import task_of
 from bert_jax.train.dump import DumpRecord, read_record
 from bert_jax.train.replay import Replay, by_layer, by_module, replay_step
+from bert_jax.verbs.teachers import with_teacher_of_run
 
 
 def replay(
@@ -51,7 +52,7 @@ def replay(
         task = task_of(run, class_weights=record.task.get("class_weights"))
         found = replay_step(folder, record, task, chunks=task.chunks)
     else:
-        found = replay_step(folder, record, objective_of(run))
+        found = replay_step(folder, record, objective_of(with_teacher_of_run(run)))
     _show(run, record, found, console or Console())
     return found
 

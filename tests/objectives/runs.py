@@ -14,9 +14,18 @@ from tests.support import small_encoder
 
 
 def config_of(
-    project: Path, folder: Path, objective: str, encoder: str, dataset: Path
+    project: Path,
+    folder: Path,
+    objective: str,
+    encoder: str,
+    dataset: Path,
+    *,
+    teacher: Path | None = None,
 ) -> tuple[Path, str]:
-    """Writes a configuration of 8 steps with dropout; returns its path and its run directory."""
+    """Writes a configuration of 8 steps with dropout; returns its path and its run directory.
+
+    `teacher` is the run directory of the teacher of a distillation.
+    """
     saves = {"every": 4, "keep_last": 2}
     values = one_phase(project, steps=8, checkpoint=saves, log_every=1)
     values["train"]["phases"][0]["dataset"] = str(dataset)
@@ -27,6 +36,8 @@ def config_of(
     execution = values["model"]["execution"]
     values["model"] = {"kind": encoder, "architecture": architecture, "execution": execution}
     values["objective"] = {"kind": objective}
+    if teacher is not None:
+        values["objective"] |= {"teacher": str(teacher), "initial_layers": None}
     values["run_dir"] = str(folder / "run")
     return write_config(folder / "run.yaml", values), values["run_dir"]
 

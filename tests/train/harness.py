@@ -20,6 +20,7 @@ from bert_jax.task import HostBatch
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
+from tests.objectives.teachers import frozen_params, small_teacher
 from tests.support import on_mesh, relative_error, small_batch, small_encoder
 
 PEAK = 1e-2
@@ -50,9 +51,10 @@ class Setting:
     def task(self) -> MaskedLanguageModel:
         kernels = {"attention": self.attention, "loss": self.loss}
         execution = {"dtype": "float32", "unroll": self.unroll, **kernels}
+        needed = {"teacher": str(small_teacher())} if self.objective == "distill" else {}
         made = (
             OBJECTIVES[self.objective]
-            .model_validate({})
+            .model_validate(needed)
             .make(
                 architecture=small_encoder(self.encoder, **dict(self.changes)).with_dropout(
                     self.dropout
@@ -95,11 +97,17 @@ class Trainer:
         self.optimizer = make_optimizer(setting.section, self.model.axes)
         self.mesh = mesh_of(shape)
         self.abstract = abstract_state(self.model, self.optimizer, self.mesh)
+        self.frozen = frozen_params(task, self.mesh)
         with jax.set_mesh(self.mesh):
             spec = StepSpec(task=task, model=self.model, optimizer=self.optimizer)
             placed = on_mesh(batch, self.mesh)
             self.compiled = lower_train_step(
-                spec, self.abstract, placed, self.schedule, {}, accumulation=setting.accumulation
+                spec,
+                self.abstract,
+                placed,
+                self.schedule,
+                self.frozen,
+                accumulation=setting.accumulation,
             ).compile(compiler_options=QUICK)
 
     def place(self, state: TrainState) -> TrainState:
@@ -114,7 +122,7 @@ class Trainer:
         """Runs one step; returns the new state and the metrics as Python floats."""
         with jax.set_mesh(self.mesh):
             placed = on_mesh(batch, self.mesh)
-            new, figures = self.compiled(state, placed, limits, self.schedule, {})
+            new, figures = self.compiled(state, placed, limits, self.schedule, self.frozen)
         self.gradient_norms = jax.device_get(figures.gradient_norms)
         return new, {name: (float(s), float(c)) for name, (s, c) in figures.metrics.items()}
 

@@ -1,0 +1,250 @@
+"""The loss of DistilBERT (arXiv 1910.01108, section 3).
+
+The logits of student and teacher exist only for masked tokens, and only for `MOST_ROWS` of them per
+device at a time. The backward pass computes them again.
+
+Shape suffixes: B batch, L length, P masked positions, D hidden size.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+from bert_jax.errors import UserError
+from bert_jax.model.architecture import TRAINING, EncoderArchitecture
+from bert_jax.model.cross_entropy import cross_entropy, soft_target_loss
+from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.layers import gather_positions
+from bert_jax.model.section import Execution
+from bert_jax.objectives.distill import DistillObjectiveSection
+from bert_jax.objectives.masked_language_model import MLM_EPSILON, MaskedLanguageModel
+from bert_jax.parallel.sharding_rules import parts_in_use
+from bert_jax.runs.settings import describe
+from bert_jax.runs.teacher import TEACHER, Teacher, open_teacher, spread_layers, student_params
+from bert_jax.task import Batch, FrozenModel, Metrics, Params, Rngs, Sums
+from bert_jax.train.state import define_model
+
+TEACHER_KEY: Final = "objective.teacher"
+LAYERS_KEY: Final = "objective.initial_layers"
+
+MOST_ROWS: Final = 512
+"""Maximum number of masked tokens per device whose logits exist at the same time."""
+
+
+def open_mlm_teacher(
+    section: DistillObjectiveSection, *, architecture: EncoderArchitecture, execution: Execution
+) -> Teacher:
+    """Opens the teacher of a student with this architecture and execution.
+
+    Raises UserError if there is no such run, or the teacher lacks the MLM head, has another number
+    of pieces, or has another width although the loss compares hidden states.
+    """
+    teacher = open_teacher(section.teacher, student=execution, checkpoint="last")
+    if not teacher.heads.mlm:
+        raise UserError(
+            "distill.no_mlm_head",
+            "found {teacher}, which has {found}. Use a teacher with an MLM head.",
+            place=TEACHER_KEY,
+            teacher=teacher.directory,
+            found=describe(teacher.heads),
+        )
+    if (theirs := teacher.architecture.vocab_size) != architecture.vocab_size:
+        raise UserError(
+            "distill.vocab_size",
+            "found {teacher}, whose embedding has {found:,} rows, but the student's has "
+            "{expected:,}. Use a teacher with the student's tokenizer and vocab_size.",
+            place=TEACHER_KEY,
+            teacher=teacher.directory,
+            found=theirs,
+            expected=architecture.vocab_size,
+        )
+    if section.cosine_weight and teacher.architecture.hidden_size != architecture.hidden_size:
+        raise UserError(
+            "distill.cosine_width",
+            "found {found}, but hidden states of {ours} and {theirs} columns (student and teacher) "
+            "have no cosine. Use 0.",
+            place="objective.cosine_weight",
+            found=section.cosine_weight,
+            ours=architecture.hidden_size,
+            theirs=teacher.architecture.hidden_size,
+        )
+    return teacher
+
+
+_PREDICTED: Final = ("mlm_loss", "mlm_accuracy", "soft_loss")  # metrics of masked tokens
+_NAMES: Final = (*_PREDICTED, "cosine_loss")
+_LEAST_SQUARE: Final = 1e-12  # added to squared lengths
+
+
+class _Masked(NamedTuple):
+    """Masked tokens: states of student and teacher [B, P, D], labels and weights [B, P]."""
+
+    student: Array
+    teacher: Array
+    labels: Array
+    weights: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distillation(MaskedLanguageModel):
+    """Loss = soft_weight · soft targets + mlm_weight · MLM + cosine_weight · (1 − cosine).
+
+    Fields with ``compare=False`` affect neither the model nor the loss.
+    """
+
+    teacher: Teacher
+    settings: DistillObjectiveSection
+
+    def frozen_models(self) -> Mapping[str, FrozenModel]:
+        """Returns the teacher. If `initial_layers` is set, the student starts from it."""
+        initial = None if self.settings.initial_layers is None else self._initial
+        return {
+            TEACHER: self.teacher.frozen(tokenizer=self.tokenizer, key=TEACHER_KEY, initial=initial)
+        }
+
+    def _initial(self, params: Params, abstract: Params) -> Params:
+        """Returns the student's initial parameters, see `student_params`."""
+        assert self.settings.initial_layers is not None
+        layers = spread_layers(
+            self.settings.initial_layers,
+            teacher=self.teacher.architecture.num_hidden_layers,
+            student=self.architecture.num_hidden_layers,
+            place=LAYERS_KEY,
+        )
+        return student_params(
+            params,
+            abstract,
+            layers=layers,
+            teacher=define_model(self.teacher.build).groups,
+            student=define_model(self.build).groups,
+            key=LAYERS_KEY,
+        )
+
+    def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:
+        """Returns the numbers of masked tokens and of all tokens."""
+        masked = batch["masked_lm_weights"].sum()
+        return {
+            "mlm": masked + MLM_EPSILON,
+            "soft": jnp.maximum(masked, 1.0),
+            "cosine": jnp.maximum(_is_token(batch).sum(), 1.0),
+        }
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of the terms of the loss, without terms of weight 0."""
+        weights = {
+            "mlm": self.settings.mlm_weight,
+            "soft": self.settings.soft_weight,
+            "cosine": self.settings.cosine_weight,
+        }
+        return {name: weight for name, weight in weights.items() if weight}
+
+    def loss(
+        self,
+        model: nnx.Module,
+        batch: Batch,
+        *,
+        divisors: Mapping[str, jax.Array],
+        rngs: Rngs,
+        frozen: Mapping[str, nnx.Module],
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the batch's contribution to the loss, and its metrics as (sum, count)."""
+        teacher = frozen[TEACHER]
+        assert isinstance(model, EncoderModel)
+        assert isinstance(teacher, EncoderModel)
+        positions_BP = batch["masked_lm_positions"]
+        # Without the cosine, the last layers compute only the masked tokens.
+        queries_BQ = None if self.settings.cosine_weight else positions_BP
+        words_BLD, shares_SVD = model.encoder.look_up(batch["input_ids"])
+        ours_BQD = model.hidden(
+            batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=rngs.dropout
+        )
+        theirs_BQD = teacher.hidden(batch, queries_BQ=queries_BQ, dropout_key=None)
+        metrics: Metrics = {}
+        masked = [ours_BQD, theirs_BQD]
+        if queries_BQ is None:
+            metrics |= _cosine(ours_BQD, theirs_BQD, _is_token(batch))
+            masked = [gather_positions(each, positions_BP) for each in masked]
+        rows = _Masked(*masked, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        metrics |= self._predictions(model, teacher, rows, shares_SVD)
+        loss = sum(
+            weight * metrics[f"{name}_loss"][0] / divisors[name]
+            for name, weight in self.weights.items()
+        )
+        return jnp.asarray(loss), metrics
+
+    def _predictions(
+        self, model: EncoderModel, teacher: EncoderModel, rows: _Masked, shares_SVD: Array
+    ) -> Metrics:
+        """Returns the metrics of masked tokens: MLM loss and accuracy, and soft-target loss."""
+
+        @jax.checkpoint
+        def sums(rows: _Masked) -> Array:
+            ours = model.mlm(model.decoder_input(rows.student), model.encoder.table, shares_SVD)
+            theirs = teacher.mlm_logits(rows.teacher)
+            mlm = cross_entropy(ours, rows.labels)
+            soft = soft_target_loss(ours, theirs, temperature=self.settings.temperature)
+            return jnp.stack([(each * rows.weights).sum() for each in (*mlm, soft)])
+
+        total, _ = jax.lax.scan(
+            lambda total, chunk: (total + sums(chunk), None), jnp.zeros(len(_PREDICTED)), _cut(rows)
+        )
+        count = rows.weights.sum()
+        return {name: (total[at], count) for at, name in enumerate(_PREDICTED)}
+
+    def flops_per_row(self, batch: Mapping[str, Any]) -> float:
+        """Returns the model FLOPs of one row: student forward and backward, teacher forward."""
+        predictions = batch["masked_lm_positions"].shape[1]
+        student, teacher = (
+            each.forward_flops(
+                seq_length=batch["input_ids"].shape[1],
+                read=None if self.settings.cosine_weight else predictions,
+                predictions=predictions,
+            )
+            for each in (self.architecture, self.teacher.architecture)
+        )
+        return TRAINING * student + teacher
+
+    def score(self, sums: Sums) -> dict[str, float]:
+        """Returns the total loss, each term's loss, and the MLM accuracy."""
+        scores = {
+            name: total / max(count, 1.0) for name, (total, count) in sums.items() if name in _NAMES
+        }
+        loss = sum(weight * scores[f"{name}_loss"] for name, weight in self.weights.items())
+        return {"loss": loss, **scores}
+
+
+def _is_token(batch: Batch) -> jax.Array:
+    return (batch["segment_ids"] > 0).astype(jnp.float32)
+
+
+def _cosine(ours_BLD: Array, theirs_BLD: Array, weights_BL: Array) -> Metrics:
+    """Returns the sum of 1 − cosine over tokens, as PyTorch's `CosineEmbeddingLoss`."""
+    ours, theirs = (each.astype(jnp.float32) for each in (ours_BLD, theirs_BLD))
+    squares = [jnp.square(each).sum(-1) + _LEAST_SQUARE for each in (ours, theirs)]
+    cosines = (ours * theirs).sum(-1) * jax.lax.rsqrt(squares[0] * squares[1])
+    return {"cosine_loss": (((1.0 - cosines) * weights_BL).sum(), weights_BL.sum())}
+
+
+def _cut(rows: _Masked) -> _Masked:
+    """Cuts [B, P, …] into chunks of `MOST_ROWS` tokens per device: [chunks, B, P / chunks, …].
+
+    Cuts along P, because the batch is split over devices. The last chunk is padded with tokens of
+    weight 0.
+    """
+    batch, predictions = rows.labels.shape
+    most = max(1, MOST_ROWS * parts_in_use("batch") // batch)
+    count = -(-predictions // most)
+    size = -(-predictions // count)
+
+    def cut(each: Array) -> Array:
+        rest = [(0, 0)] * (each.ndim - 2)
+        padded = jnp.pad(each, [(0, 0), (0, count * size - predictions), *rest])
+        return padded.reshape(batch, count, size, *each.shape[2:]).swapaxes(0, 1)
+
+    return jax.tree.map(cut, rows)

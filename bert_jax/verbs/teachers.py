@@ -1,0 +1,44 @@
+"""Finds the teachers of distillations, which are named like `--init-from`."""
+
+import dataclasses
+
+from bert_jax.objectives.distill import DistillObjectiveSection
+from bert_jax.objectives.of_run import objective_section
+from bert_jax.objectives.registry import Registered
+from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.runs.run_directory import Run
+from bert_jax.verbs.import_checkpoint import find_origin
+
+
+def with_local_teacher(objective: Registered) -> Registered:
+    """Returns an objective whose teacher, if it has one, is a run directory.
+
+    Raises UserError like `find_origin`.
+    """
+    if not isinstance(objective, DistillObjectiveSection):
+        return objective
+    return objective.model_copy(update={"teacher": find_origin(objective.teacher).run_dir})
+
+
+def with_teacher_of_settings(settings: PretrainSettings) -> PretrainSettings:
+    """Returns the settings with `with_local_teacher` of the objective.
+
+    The configuration for the run directory gets the teacher's pinned name.
+    """
+    if not isinstance(settings.objective, DistillObjectiveSection):
+        return settings
+    origin = find_origin(settings.objective.teacher)
+    values = {**settings.config["objective"], "teacher": origin.name}
+    return dataclasses.replace(
+        settings,
+        objective=settings.objective.model_copy(update={"teacher": origin.run_dir}),
+        config={**settings.config, "objective": values},
+    )
+
+
+def with_teacher_of_run(run: Run) -> Run:
+    """Returns a pretrained run with `with_local_teacher` of its objective."""
+    if not run.has("objective") or run.is_fine_tuned:
+        return run
+    objective = with_local_teacher(objective_section(run)).model_dump(mode="json")
+    return run._replace(settings={**run.settings, "objective": objective})
