@@ -166,11 +166,12 @@ class Distillation(MaskedLanguageModel):
         )
         theirs_BQD = teacher.hidden(batch, queries_BQ=queries_BQ, dropout_key=None)
         metrics: Metrics = {}
-        masked = [ours_BQD, theirs_BQD]
         if queries_BQ is None:
             metrics |= _cosine(ours_BQD, theirs_BQD, _is_token(batch))
-            masked = [gather_positions(each, positions_BP) for each in masked]
-        rows = _Masked(*masked, batch["masked_lm_ids"], batch["masked_lm_weights"])
+            ours_BQD = gather_positions(ours_BQD, positions_BP)
+            theirs_BQD = gather_positions(theirs_BQD, positions_BP)
+        labels, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
+        rows = _Masked(ours_BQD, theirs_BQD, labels, weights)
         metrics |= self._predictions(model, teacher, rows, shares_SVD)
         loss = sum(
             weight * metrics[f"{name}_loss"][0] / divisors[name]
