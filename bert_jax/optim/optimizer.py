@@ -1,4 +1,4 @@
-"""The optimizers of pretraining: AdamW as in BERT, LAMB, and StableAdamW."""
+"""The optimizers of pretraining: AdamW as in BERT, LAMB, StableAdamW, and Muon."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from bert_jax.optim.muon import is_matrix, scale_by_muon
 from bert_jax.optim.sections import AdamSection, OptimizerSection
 from bert_jax.optim.stable_adamw import stable_adamw
 from bert_jax.parallel.compiling import made_once
@@ -51,11 +52,14 @@ def _make_optimizer(
     if section.name == "stable_adamw":
         parts.append(stable_adamw(section, nested, decays=decay_mask))
         return optax.chain(*parts, scale_by_given_rate())
-    if section.bias_correction:
-        parts.append(optax.scale_by_adam(section.beta1, section.beta2, section.eps))
-    else:
-        parts.append(scale_by_bert_adam(section.beta1, section.beta2, section.eps))
-    parts.append(optax.add_decayed_weights(section.weight_decay, mask=decay_mask))
+    adam = optax.scale_by_adam if section.bias_correction else scale_by_bert_adam
+    moments = adam(section.beta1, section.beta2, section.eps)
+    if section.name == "muon":
+        labels = {path: "muon" if is_matrix(names) else "adam" for path, names in axes}
+        moments = optax.partition(
+            {"muon": scale_by_muon(dict(axes)), "adam": moments}, unflatten_dict(labels)
+        )
+    parts += [moments, optax.add_decayed_weights(section.weight_decay, mask=decay_mask)]
     if section.name == "lamb":
         parts.append(scale_by_layer_trust_ratio(nested))
     return optax.chain(*parts, scale_by_given_rate())

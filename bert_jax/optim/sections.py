@@ -56,10 +56,12 @@ class AdamSection(Section):
 class OptimizerSection(AdamSection):
     """The optimizer of pretraining."""
 
-    name: Literal["adamw", "lamb", "stable_adamw"] = "adamw"
+    name: Literal["adamw", "lamb", "stable_adamw", "muon"] = "adamw"
     """`lamb` is for batches of thousands of rows (arXiv 1904.00962). `stable_adamw` lowers the
     learning rate of a parameter whose gradients are far above their second moment (arXiv
-    2304.13013); this replaces `clip_norm`, and needs `bias_correction`."""
+    2304.13013); this replaces `clip_norm`, and needs `bias_correction`. `muon` orthogonalizes the
+    momentum of the layers' matrices and scales it to a root mean square of 0.2, so AdamW's learning
+    rates and weight decay still fit (arXiv 2502.16982); all other parameters use AdamW."""
     learning_rate: float = pydantic.Field(default=1e-4, gt=0)
     """Peak learning rate."""
     warmup_steps: int = pydantic.Field(default=0, ge=0)

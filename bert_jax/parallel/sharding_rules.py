@@ -31,6 +31,8 @@ RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "heads": (TENSOR,),
     "mlp": (TENSOR,),
     "vocab": (TENSOR,),
+    # Matrices that an optimizer transforms as a whole. Every slice computes all of them.
+    "matrices": (DATA, FSDP, TENSOR),
 }
 
 

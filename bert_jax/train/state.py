@@ -107,12 +107,17 @@ def abstract_state(
     Raises UserError like `abstract_params`.
     """
     everywhere, params = replicated(mesh), trained_params(model, mesh)
+
+    def is_masked(node: Any) -> bool:  # a parameter that a part of the optimizer leaves out
+        return isinstance(node, optax.MaskedNode)
+
     opt_state = optax.tree_map_params(
         optimizer,
-        lambda leaf, param: _with(leaf, param.sharding),
+        lambda leaf, param: leaf if is_masked(leaf) else _with(leaf, param.sharding),
         jax.eval_shape(optimizer.init, model.params),
         params,
         transform_non_params=lambda leaf: _with(leaf, everywhere),
+        is_leaf=is_masked,
     )
     return TrainState(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),

@@ -255,6 +255,35 @@ def test_stable_adamw_equals_the_papers_per_layer(clip: float | None) -> None:
     assert not np.allclose(found[-1]["task/kernel"], plain[-1]["task/kernel"], rtol=1e-3)
 
 
+def newton_schulz(g: np.ndarray) -> np.ndarray:
+    """Transcription of `zeropower_via_newtonschulz5` in KellerJordan/Muon."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = g.T if g.shape[0] > g.shape[1] else g
+    x = x / (np.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if g.shape[0] > g.shape[1] else x
+
+
+def test_muon_equals_the_authors_per_layer() -> None:
+    """The layers' matrices have Muon's updates, all other parameters AdamW's."""
+    buffers = {name: np.zeros((4, 5)) for name in PARTS if "layers/kernel" in name}
+    sizes = []
+
+    def update(name: str, m: np.ndarray, v: np.ndarray, param: np.ndarray, step: int) -> np.ndarray:
+        if name not in buffers:
+            return released_adamw(name, m, v, param, step)
+        g = clipped(step, 1.0)[name]
+        buffers[name] += 0.05 * (g - buffers[name])
+        made = newton_schulz(g + 0.95 * (buffers[name] - g))
+        sizes.append(np.sqrt(np.mean((0.2 * np.sqrt(5) * made) ** 2)))
+        return 0.2 * np.sqrt(5) * made + 0.01 * param
+
+    assert_same(pretrain(OptimizerSection(name="muon")), transcribed(update), rtol=2e-5)
+    assert 0.15 < min(sizes) < max(sizes) < 0.25
+
+
 def test_lamb_takes_a_plain_step_for_zero_parameters() -> None:
     """With a trust ratio of ‖x‖ = 0, the parameter would stay at zero forever."""
     section = OptimizerSection(name="lamb", weight_decay=0.0, clip_norm=None)

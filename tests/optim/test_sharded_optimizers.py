@@ -15,7 +15,7 @@ from bert_jax.train.state import abstract_state, define_model, draw_params
 from tests.support import relative_error, small_task
 from tests.train.harness import mesh_of
 
-Name = Literal["stable_adamw"]
+Name = Literal["stable_adamw", "muon"]
 STEPS = 3
 
 
@@ -50,7 +50,7 @@ def updated(name: Name, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (2, 2, 1, 2)], ids=str)
-@pytest.mark.parametrize("name", ["stable_adamw"])
+@pytest.mark.parametrize("name", ["stable_adamw", "muon"])
 def test_every_mesh_gives_the_same_parameters(name: Name, shape: tuple[int, ...]) -> None:
     one, found = updated(name, (1, 1, 1)), updated(name, shape)
     assert max(relative_error(found[path], one[path]) for path in one) < 1e-5

@@ -1,5 +1,6 @@
 """Every mesh, with and without accumulation, gives the results of one device."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -17,12 +18,14 @@ SHAPES = [(d, f, 8 // (d * f)) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if 8 
 # `tests/objectives/test_every_objective.py` has a mesh of all axes for every objective.
 @pytest.mark.chaos
 @pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_mesh_gives_the_one_device_loss_and_parameters(
-    shape: tuple[int, int, int], accumulation: int
+    shape: tuple[int, int, int], optimizer: str, accumulation: int
 ) -> None:
-    found = run_steps(Setting(accumulation=accumulation), shape)
-    assert_same(found, one_device(Setting()))
+    setting = Setting(optimizer=optimizer)
+    found = run_steps(dataclasses.replace(setting, accumulation=accumulation), shape)
+    assert_same(found, one_device(setting))
 
 
 def test_loops_over_layers_and_microbatches_agree_on_a_mesh() -> None:

@@ -44,7 +44,7 @@ def near(name: str) -> dict[str, str]:
         (
             "optimizer.name=adamv",
             "setting.value",
-            {"allowed": ["adamw", "lamb", "stable_adamw"]} | near("adamw"),
+            {"allowed": ["adamw", "lamb", "stable_adamw", "muon"]} | near("adamw"),
         ),
         ("train.phases.0=null", "setting.value", {"found": "null", "allowed": "keys and values"}),
         ("train.phases=5", "setting.value", {"found": "5", "allowed": "a list"}),
