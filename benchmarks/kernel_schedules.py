@@ -9,6 +9,9 @@ A bundle is one cycle of one core. The kernels, all in bfloat16:
 - add-and-norm and GELU's gradient for one row of ``--hidden 768``;
 - the loss for ``--predictions 1232 --pieces 30592``.
 
+``--encoder modernbert``: global and local attention, LayerNorm with a residual sum, and the
+gradients of GeGLU, for ``--inner 1152``.
+
 It needs libtpu but no TPU.
 """
 
@@ -27,8 +30,11 @@ import jax
 from benchmarks.kernels_alone import (
     lower_attention,
     lower_cross_entropy,
+    lower_geglu_gradients,
     lower_gelu_product,
     lower_norm,
+    lower_pre_norm,
+    lower_rotary_attention,
 )
 from benchmarks.report import report
 from bert_jax.kernels.pallas_call import LANES
@@ -54,22 +60,30 @@ def main() -> None:
     )
     default = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"]
     parser.add_argument("--topology", nargs="+", default=default)
+    parser.add_argument("--encoder", choices=("bert", "modernbert"), default="bert")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--columns", type=int, default=64, help="columns of a head")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--predictions", type=int, default=1232, help="predictions per device")
     parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--inner", type=int, default=1152, help="FFN width of ModernBERT")
     parser.add_argument("--pieces", type=int, default=30_592, help="size of the padded vocabulary")
     asked = parser.parse_args()
     os.environ.update(TPU_COMPILER)
     # libtpu reads its flags once per process, so every topology needs its own process.
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for name in asked.topology:
-            row = {"length": asked.length, "hidden": asked.hidden, "dropout": asked.dropout}
+            row = {"length": asked.length, "hidden": asked.hidden}
             heads = {"heads": LANES // asked.columns, "columns": asked.columns}
-            for lower, facts in of_layer(**row, **heads):
+            if asked.encoder == "bert":
+                wanted = of_layer(**row, **heads, dropout=asked.dropout)
+            else:
+                wanted = of_modernbert(**row, **heads, inner=asked.inner)
+            for lower, facts in wanted:
                 for kernel, schedule in pool.submit(alone, name, lower).result().items():
                     say(name, kernel, schedule, per=rows_of(name), **facts)
+            if asked.encoder != "bert":
+                continue
             sizes = {"hidden": asked.hidden, "pieces": asked.pieces}
             lower = functools.partial(
                 lower_cross_entropy, rows=asked.predictions, dtype="bfloat16", **sizes
@@ -108,6 +122,33 @@ def of_layer(
         ),
         (around_norm, wide),
         (of_gelu, wide),
+    ]
+
+
+def of_modernbert(
+    *, length: int, hidden: int, heads: int, columns: int, inner: int
+) -> list[tuple[Lower, dict[str, Any]]]:
+    """Returns the same for the kernels of ModernBERT."""
+    narrow = {"width": hidden, "dtype": "bfloat16"}
+    attention = functools.partial(
+        lower_rotary_attention,
+        batch=ROWS,
+        length=length,
+        heads=heads,
+        columns=columns,
+        dtype="bfloat16",
+    )
+    facts = {"length": length, "heads": heads, "columns": columns}
+    wide = {"length": length, "hidden": hidden}
+    of_norm = functools.partial(lower_pre_norm, batch=ROWS, length=length, **narrow)
+    of_geglu = functools.partial(lower_geglu_gradients, rows=ROWS * length, inner=inner, **narrow)
+    return [
+        *(
+            (functools.partial(attention, window=window), facts | {"window": window})
+            for window in (None, 128)
+        ),
+        (of_norm, wide),
+        (of_geglu, wide | {"inner": inner}),
     ]
 
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.plan_table --into docs/results/planning.md
 
-``--config base --topology v5e:4x4 --slices 1`` selects rows. ``--exact`` also generates machine
+``--table 1 --config base --topology v5e:4x4`` selects rows: the tables are of one slice, of two
+slices, and of ModernBERT. ``--exact`` also generates machine
 code. Compiled programs are cached, so a stopped command resumes. It needs libtpu but no TPU. A new
 row takes about a minute on two cores.
 """
@@ -31,6 +32,8 @@ CONFIGS = {
     "base": ("pretrain/base.yaml",),
     "large": ("pretrain/base.yaml", "model.size=large"),
     "large, LAMB": ("pretrain/large_lamb.yaml",),
+    "ModernBERT-base": ("pretrain/modernbert-base.yaml",),
+    "ModernBERT-large": ("pretrain/modernbert-large.yaml",),
 }
 TOPOLOGIES = (
     *("v3:4x4", "v3:8x8", "v3:16x16"),
@@ -39,7 +42,7 @@ TOPOLOGIES = (
     *("v5p:2x2x4", "v5p:4x4x4", "v5p:4x8x8"),
     *("v6e:4x4", "v6e:8x8", "v6e:16x16"),
 )
-TWO_SLICES = ("v5e:4x4",)
+BERTS = ("base", "large", "large, LAMB")
 # Microbatches of LAMB's two phases on 16 chips. More chips need fewer microbatches.
 LAMB_ACCUMULATION = (16, 32)
 HEADINGS = (
@@ -50,12 +53,35 @@ HEADINGS = (
 BEGINS, ENDS = "<!-- plan_table {} -->\n", "<!-- end -->\n"
 
 
+class Table(NamedTuple):
+    """What a table compares."""
+
+    configs: tuple[str, ...]
+    topologies: tuple[str, ...]
+    slices: int
+    vocab_size: int
+
+
+# By name, which is in the marks of the page as well.
+TABLES = {
+    "1": Table(BERTS, TOPOLOGIES, 1, 30_522),
+    "2": Table(BERTS, ("v5e:4x4",), 2, 30_522),
+    "modernbert": Table(
+        ("ModernBERT-base", "ModernBERT-large"),
+        ("v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4"),
+        slices=1,
+        vocab_size=50_368,
+    ),
+}
+
+
 class Row(NamedTuple):
     """One plan of a table."""
 
     name: str
     topology: str
     slices: int
+    vocab_size: int
 
     def overrides(self) -> list[str]:
         """Returns the overrides of the configuration."""
@@ -74,24 +100,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--config", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
+    parser.add_argument("--table", nargs="+", default=list(TABLES), choices=list(TABLES))
+    parser.add_argument("--config", nargs="+", choices=list(CONFIGS), help="default: all")
     parser.add_argument("--topology", nargs="+", help="default: all")
-    parser.add_argument("--slices", type=int, nargs="+", default=[1, 2], help="numbers of slices")
-    parser.add_argument("--vocab-size", type=int, default=30_522)
     parser.add_argument("--exact", action="store_true", help="generate machine code too (slow)")
     parser.add_argument("--into", type=Path, help="page whose marked tables are replaced")
     asked = parser.parse_args()
     prices = load_prices(None)
-    for slices in asked.slices:
-        topologies = asked.topology or (TOPOLOGIES if slices == 1 else TWO_SLICES)
-        wanted = [Row(name, each, slices) for name in asked.config for each in topologies]
+    for mark in asked.table:
+        made = TABLES[mark]
+        wanted = [
+            Row(name, each, made.slices, made.vocab_size)
+            for name in made.configs
+            for each in asked.topology or made.topologies
+            if name in (asked.config or CONFIGS)
+        ]
         lines = []
         for line in table(wanted, prices, asked):
             print(line, flush=True)
             lines.append(line)
         print(flush=True)
         if asked.into:
-            insert(asked.into, str(slices), lines)
+            insert(asked.into, mark, lines)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     Console(stderr=True).print(f"compilers: {spent.ru_utime + spent.ru_stime:.0f} CPU seconds")
 
@@ -111,7 +141,7 @@ def table(wanted: Iterable[Row], prices: Prices, asked: argparse.Namespace) -> I
                 config,
                 [each.topology],
                 slices=each.slices,
-                vocab_size=asked.vocab_size,
+                vocab_size=each.vocab_size,
                 exact=asked.exact,
                 suggest=False,
                 console=Console(stderr=True),

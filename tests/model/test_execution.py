@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from bert_jax.encoders.kernel_choice import Choice, Part, choose, resolve_execution
+from bert_jax.encoders.modernbert.section import ModernBertSection
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -14,6 +16,7 @@ from tests.support import small_architecture
 
 # All kernels support this model.
 FITTING = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 512}
+MODERNBERT = ModernBertSection(size="base").resolve(vocab_size=50_368)
 PARTS: tuple[Part, ...] = ("attention", "norm", "loss", "ffn")
 
 
@@ -25,6 +28,7 @@ def chosen(
     longest: int = 128,
     tensor: int = 1,
     dtype: str = "bfloat16",
+    architecture: EncoderArchitecture | None = None,
     **changes: Any,
 ) -> Choice:
     """Returns the resolved value of a setting on a kind of chip."""
@@ -32,7 +36,7 @@ def chosen(
         part,
         Execution.model_validate({part: setting, "dtype": dtype}),
         SimpleNamespace(device_kind=kind, platform="cpu" if kind == "cpu" else "tpu"),
-        architecture=small_architecture(**FITTING | changes),
+        architecture=architecture or small_architecture(**FITTING | changes),
         mesh=make_mesh(MeshSection(tensor=tensor)),
         longest=longest,
     )
@@ -77,6 +81,27 @@ def test_unsupported_models_use_xla_and_refuse_fused(
     place = f"model.execution.{part}"
     with refuses("model.fused_size", place=place, found=found, part=part) as caught:
         chosen(part, "fused", **sizes)
+    assert caught.value.values["allowed"].startswith(allowed)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "found", "allowed"),
+    [
+        ("attention", {"attention_dropout": 0.1}, "attention_dropout: 0.1", "0"),
+        ("norm", {"hidden_size": 312}, "a hidden size of 312", "multiples of 128 up to "),
+        ("ffn", {"hidden_size": 312}, "a hidden size of 312", "multiples of 128 up to "),
+        ("ffn", {"hidden_act": "gelu_tanh"}, "hidden_act: gelu_tanh", "gelu_erf"),
+        ("ffn", {"mlp_dropout": 0.1}, "mlp_dropout: 0.1", "0"),
+    ],
+)
+def test_modernberts_kernels_and_their_limits(
+    part: Part, changes: dict[str, Any], found: str, allowed: str
+) -> None:
+    assert chosen(part, longest=8192, architecture=MODERNBERT).name == "fused"
+    changed = MODERNBERT.model_copy(update=changes)
+    assert chosen(part, architecture=changed).name == "xla"
+    with refuses("model.fused_size", found=found) as caught:
+        chosen(part, "fused", architecture=changed)
     assert caught.value.values["allowed"].startswith(allowed)
 
 
