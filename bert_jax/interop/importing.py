@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.interop.hf_checkpoint import is_hf, read_hf
 from bert_jax.interop.sources import no_directory
-from bert_jax.interop.tensor_conversion import Pretrained
+from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
 from bert_jax.model.section import Execution
 from bert_jax.runs.open_checkpoints import LoadedParams
@@ -59,3 +59,12 @@ def model_in_memory(model: Pretrained, *, mesh: Mesh, name: str) -> InferenceMod
     params = jax.device_put(model.params, layout)
     loaded = LoadedParams(model.step or 0, model.architecture, definition, params, mesh)
     return InferenceModel(name, model.tokenizer, model.architecture, model.heads, loaded)
+
+
+def to_device(params: Params) -> None:
+    """Replaces NumPy arrays with JAX arrays one by one, because Orbax and XLA copy NumPy arrays."""
+    for name, value in params.items():
+        if isinstance(value, dict):
+            to_device(value)
+        else:
+            params[name] = jax.device_put(value, jax.devices("cpu")[0])

@@ -14,6 +14,7 @@ from bert_jax.files.remote import require_local
 from bert_jax.interop.difference import largest_difference
 from bert_jax.interop.hf_checkpoint import read_hf, write_hf
 from bert_jax.interop.hf_config import format_of
+from bert_jax.interop.importing import to_device
 from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
@@ -174,8 +175,10 @@ def _write(
         evaluation=read_evaluation(run, step=loaded.step),
     )
     write_whole(epath.Path(directory / "README.md"), card.encode())
-    difference = None if again is None else largest_difference(model, again)
-    return _Written(f"{written}, {heads}", difference)
+    if again is None:
+        return _Written(f"{written}, {heads}", None)
+    to_device(again.params)
+    return _Written(f"{written}, {heads}", largest_difference(model, again))
 
 
 def _model_type(run: Run) -> str | None:

@@ -11,6 +11,7 @@ from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.remote import require_local
+from bert_jax.interop.importing import to_device
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.pipelines.sources.sources import need_data_libraries
 from bert_jax.pipelines.vocabulary.extend import (
@@ -26,7 +27,7 @@ from bert_jax.runs.lock import hold_output
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params, write_checkpoints
 from bert_jax.runs.run_directory import Run, open_run, write_run
 from bert_jax.text import Tokenizer
-from bert_jax.verbs.import_checkpoint import find_origin, to_device
+from bert_jax.verbs.import_checkpoint import find_origin
 
 
 def extend_vocab(section: VocabSection, *, force: bool, say: Callable[[str], None]) -> Tokenizer:

@@ -17,7 +17,7 @@ from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import require_local
 from bert_jax.files.scratch import user_cache
 from bert_jax.interop.hf_tokenizer import tokenizer_files
-from bert_jax.interop.importing import read_checkpoint
+from bert_jax.interop.importing import read_checkpoint, to_device
 from bert_jax.interop.sources import fetch, identify, is_checkpoint, is_hub_name
 from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.model.section import Execution
@@ -182,12 +182,3 @@ def _train_state(params: Params, moments: MomentsState, step: int, config: RunCo
         opt_state=with_moments(fresh, moments, step=step),
         healthy=jnp.ones((), jnp.bool_),
     )
-
-
-def to_device(params: Params) -> None:
-    """Replaces NumPy arrays with JAX arrays one by one, because Orbax copies NumPy arrays."""
-    for name, value in params.items():
-        if isinstance(value, dict):
-            to_device(value)
-        else:
-            params[name] = jax.device_put(value, jax.devices("cpu")[0])

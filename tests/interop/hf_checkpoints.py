@@ -109,7 +109,7 @@ def modernbert_config(**changes: Any) -> ModernBertConfig:
     return ModernBertConfig(**(values | changes))
 
 
-def roberta_config(kind: type[RobertaConfig] = RobertaConfig, **changes: Any) -> RobertaConfig:
+def roberta_config(kind: Callable[..., Config] = RobertaConfig, **changes: Any) -> Config:
     """Returns a small configuration of RoBERTa, for the pieces of `write_tokenizer`."""
     values: dict[str, Any] = {
         "max_position_embeddings": 41,  # 40 tokens
