@@ -6,7 +6,7 @@ Imports JAX only for type checkers, because processes without JAX import this fi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 Params: TypeAlias = dict[str, Any]
 """Nested dict of arrays, or of ShapeDtypeStructs for abstract parameters."""
+
+GENERATOR: Final = "generator"
+"""The part of the parameters with the generator of an objective such as ELECTRA.
+
+It is trained with the model and saved in pretraining, but no run's own model has it.
+"""
 
 Row: TypeAlias = dict[str, np.ndarray]
 Batch: TypeAlias = "Mapping[str, jax.Array]"

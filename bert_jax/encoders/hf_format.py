@@ -105,6 +105,7 @@ class ClassHeads(NamedTuple):
     pooler: bool = False
     mlm: bool = False
     next_sentence: bool = False
+    replaced_tokens: bool = False
     task: TaskName | None = None
 
 

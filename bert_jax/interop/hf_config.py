@@ -106,6 +106,7 @@ def heads_of(wanted: ClassHeads, heads: HeadsSection) -> HeadsSection:
         pooler=heads.pooler if wanted == ClassHeads() else wanted.pooler,
         mlm=wanted.mlm,
         next_sentence=wanted.next_sentence,
+        replaced_tokens=wanted.replaced_tokens,
         task=wanted.task,
         labels=heads.labels if wanted.task in LABELLED else (),
         problem=heads.problem if wanted.task == "sequence_classification" else None,
@@ -127,6 +128,7 @@ def classes_for(
         if heads.pooler >= wanted.pooler
         and heads.mlm >= wanted.mlm
         and heads.next_sentence >= wanted.next_sentence
+        and heads.replaced_tokens >= wanted.replaced_tokens
         and wanted.task in (None, heads.task)
     }
     # By default, a fine-tuned model is exported as the class of its task.

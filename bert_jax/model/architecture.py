@@ -49,6 +49,11 @@ class EncoderArchitecture(Section):
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def embedding_width(self) -> int:
+        """Width of the embedding table, which the MLM head uses as its decoder."""
+        return self.hidden_size
+
+    @property
     def padded_vocab_size(self) -> int:
         """Rows of the table with padding to a multiple of 128, for matrix units and sharding."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
@@ -147,8 +152,25 @@ class PostNormArchitecture(EncoderArchitecture):
             keys_and_values = 2 * seq_length * 2 * width * width
             return projections + keys_and_values + 2 * 2 * queries * seq_length * width
 
-        encoder = (self.num_hidden_layers - 1) * layer(seq_length)
+        narrow = self.embedding_width
+        embedding = 0 if narrow == width else 2 * seq_length * narrow * width
+        encoder = embedding + (self.num_hidden_layers - 1) * layer(seq_length)
         encoder += layer(seq_length if read is None else read)
-        mlm = 2 * predictions * (width * width + width * self.vocab_size)
+        mlm = 2 * predictions * (width * narrow + narrow * self.vocab_size)
         next_sentence = 2 * pooled * (width * width + 2 * width)
         return float(encoder + mlm + next_sentence)
+
+
+class FactorisedArchitecture(PostNormArchitecture):
+    """A post-LayerNorm architecture with an embedding table that may be narrower than its layers.
+
+    A projection without activation widens the embeddings (arXiv 1909.11942, section 3.1).
+    """
+
+    embedding_size: int | None = pydantic.Field(default=None, ge=1, le=1 << 16)
+    """Width of the embeddings. Default: `hidden_size`."""
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embedding table, which the MLM head uses as its decoder."""
+        return self.embedding_size or self.hidden_size

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from bert_jax.model.architecture import PostNormArchitecture
 from bert_jax.model.dropout import dropout
 from bert_jax.model.initial import TruncatedNormal
-from bert_jax.model.layers import LayerNorm, param
+from bert_jax.model.layers import Dense, LayerNorm, param
 from bert_jax.model.section import Dtype, Execution
 from bert_jax.model.tied_embedding import looked_up, shares_of
 from bert_jax.parallel.sharding_rules import constrain
@@ -22,7 +22,7 @@ class Embeddings(nnx.Module):
     """
 
     def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
-        width = architecture.hidden_size
+        width = architecture.embedding_width
         normal = TruncatedNormal(architecture.initializer_range)
         # The padding rows after the vocabulary are zero and are never trained.
         pieces = dataclasses.replace(normal, rows=architecture.vocab_size)
@@ -31,7 +31,12 @@ class Embeddings(nnx.Module):
         rows = self.first_position + architecture.max_position_embeddings
         self.position = param((rows, width), ("positions", "embed"), normal)
         self.type = param((architecture.type_vocab_size, width), ("types", "embed"), normal)
-        self.norm = LayerNorm(architecture=architecture, execution=execution)
+        parts = {"architecture": architecture, "execution": execution}
+        self.norm = LayerNorm(width=width, **parts)
+        if width != architecture.hidden_size:
+            size = (width, architecture.hidden_size)
+            self.projection = Dense(size, ("embed", "pooled"), **parts)
+        self.projects = width != architecture.hidden_size
         self.gradient_dtype: Dtype = execution.gradient_dtype
         self.dropout_rate = architecture.hidden_dropout_prob
 
@@ -46,7 +51,7 @@ class Embeddings(nnx.Module):
         token_type_ids: Int[Array, "batch length"],
         position_ids: Int[Array, "batch length"] | None = None,
         *,
-        words_BLD: Float[Array, "batch length hidden"] | None = None,
+        words_BLD: Float[Array, "batch length embedding"] | None = None,
         dropout_key: Array | None,
     ) -> Float[Array, "batch length hidden"]:
         """Returns the input of the first layer.
@@ -74,4 +79,5 @@ class Embeddings(nnx.Module):
             rows = one_hot.astype(types.dtype).reshape(-1, types.shape[0])
             x_BLD += jnp.matmul(rows, types).reshape(x_BLD.shape)
         x_BLD = constrain(self.norm(x_BLD), "batch", "length", "hidden")
-        return dropout(x_BLD, self.dropout_rate, dropout_key)
+        x_BLD = dropout(x_BLD, self.dropout_rate, dropout_key)
+        return self.projection(x_BLD) if self.projects else x_BLD

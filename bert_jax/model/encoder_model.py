@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.cross_entropy import Scored
-from bert_jax.model.heads import EmbeddingHead, MlmDecoder
+from bert_jax.model.heads import EmbeddingHead, MlmDecoder, ReplacedTokenHead
 from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.pooling import pooled_states, position_of, unit_length
@@ -74,6 +74,7 @@ class EncoderModel(nnx.Module):
     """The groups of all parameters that a model of the class can have."""
     encoder: Encoder
     mlm: MlmDecoder
+    replaced_tokens: ReplacedTokenHead
 
     def __init__(self, *, architecture: Any, execution: Execution, heads: HeadsSection) -> None:
         """Creates abstract parameters. Subclasses add the encoder and the heads."""
@@ -102,7 +103,7 @@ class EncoderModel(nnx.Module):
         self,
         batch: Mapping[str, Array],
         *,
-        words_BLD: Float[Array, "batch length hidden"] | None = None,
+        words_BLD: Float[Array, "batch length embedding"] | None = None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
         dropout_key: Array | None,
     ) -> Float[Array, "batch queries hidden"]:
@@ -178,6 +179,12 @@ class EncoderModel(nnx.Module):
     def next_sentence_logits(self, cls_BED: Array) -> Float[Array, "batch examples 2"]:
         """Returns the float32 logits of the next-sentence head for states of [CLS] tokens."""
         raise NotImplementedError(f"{type(self).__name__} has no next-sentence head")
+
+    def replaced_token_logits(
+        self, hidden_BLD: Float[Array, "batch length hidden"]
+    ) -> Float[Array, "batch length"]:
+        """Returns a float32 logit per token: above 0 for a token that was probably replaced."""
+        return self.replaced_tokens(hidden_BLD)
 
     def pooled(self, cls_BED: Array) -> Float[Array, "batch examples hidden"]:
         """Returns the pooled vectors for states of [CLS] tokens."""

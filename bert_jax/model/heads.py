@@ -44,8 +44,8 @@ class MlmDecoder(nnx.Module):
     def __call__(
         self,
         hidden_BPD: Float[Array, "batch predictions hidden"],
-        table_VD: Float[Array, "vocab hidden"],
-        shares_SVD: Float[Array, "devices vocab hidden"] | None = None,
+        table_VD: Float[Array, "vocab embedding"],
+        shares_SVD: Float[Array, "devices vocab embedding"] | None = None,
     ) -> Float[Array, "batch predictions vocab"]:
         """Returns float32 logits over the padded vocabulary. Logits of padding are −1e9.
 
@@ -57,8 +57,8 @@ class MlmDecoder(nnx.Module):
     def scored(
         self,
         hidden_BPD: Float[Array, "batch predictions hidden"],
-        table_VD: Float[Array, "vocab hidden"],
-        shares_SVD: Float[Array, "devices vocab hidden"],
+        table_VD: Float[Array, "vocab embedding"],
+        shares_SVD: Float[Array, "devices vocab embedding"],
         labels_BP: Int[Array, "batch predictions"],
     ) -> Scored:
         """Returns `cross_entropy` of the logits. For the shares, see `tied_embedding`."""
@@ -95,10 +95,11 @@ class MlmHead(MlmDecoder):
     """Dense, activation, LayerNorm, and the decoder."""
 
     def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
-        width = architecture.hidden_size
+        width = architecture.embedding_width
         parts = {"architecture": architecture, "execution": execution}
-        self.transform = Dense((width, width), ("embed", "pooled"), **parts)
-        self.norm = LayerNorm(**parts)
+        size = (architecture.hidden_size, width)
+        self.transform = Dense(size, ("embed", "pooled"), **parts)
+        self.norm = LayerNorm(width=width, **parts)
         super().__init__(**parts)
         self.activation: Activation = architecture.head_act
 
@@ -108,9 +109,16 @@ class MlmHead(MlmDecoder):
 
 
 class Pooler(nnx.Module):
-    """A dense layer with tanh on a [CLS] token."""
+    """A dense layer with an activation on a [CLS] token."""
 
-    def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
+    def __init__(
+        self,
+        *,
+        activation: Callable[[Array], Array] = jnp.tanh,
+        architecture: EncoderArchitecture,
+        execution: Execution,
+    ) -> None:
+        self.activation = activation
         size, axes = (architecture.hidden_size,) * 2, ("embed", "pooled")
         self.dense = Dense(size, axes, architecture=architecture, execution=execution)
 
@@ -118,7 +126,7 @@ class Pooler(nnx.Module):
         self, cls_BED: Float[Array, "batch examples hidden"]
     ) -> Float[Array, "batch examples hidden"]:
         """Returns the pooled vector of every [CLS] token."""
-        return jnp.tanh(self.dense(cls_BED))
+        return self.activation(self.dense(cls_BED))
 
 
 class NextSentenceHead(nnx.Module):
@@ -155,6 +163,29 @@ class EmbeddingHead(nnx.Module):
         if embedding.temperature is not None:
             # The log of 1/temperature. Parameters named "scale" have no weight decay.
             self.scale = param((1,), ("classes",), Constant(-math.log(embedding.temperature)))
+
+
+class ReplacedTokenHead(nnx.Module):
+    """Tells for each token whether it was replaced: dense, activation, one logit.
+
+    Source: arXiv 2003.10555; `get_discriminator_predictions` of google-research/electra.
+    """
+
+    def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
+        width = architecture.hidden_size
+        parts = {"architecture": architecture, "execution": execution}
+        self.transform = Dense((width, width), ("embed", "pooled"), **parts)
+        precise = execution.model_copy(update={"dtype": "float32"})
+        size, axes = (width, 1), ("embed", "classes")
+        self.classifier = Dense(size, axes, architecture=architecture, execution=precise)
+        self.activation: Activation = architecture.hidden_act
+
+    def __call__(
+        self, hidden_BLD: Float[Array, "batch length hidden"]
+    ) -> Float[Array, "batch length"]:
+        """Returns float32 logits: above 0 for a token that was probably replaced."""
+        inner_BLD = ACTIVATIONS[self.activation](self.transform(hidden_BLD))
+        return self.classifier(inner_BLD)[..., 0].astype(jnp.float32)
 
 
 class TaskHead(Dense):

@@ -31,7 +31,7 @@ def loss_limit(
     architecture: EncoderArchitecture, execution: Execution, *, vocab_parts: int
 ) -> Limit | None:
     """Returns the limit of the MLM loss kernel, or None if it can run."""
-    width, itemsize = architecture.hidden_size, jnp.dtype(execution.dtype).itemsize
+    width, itemsize = architecture.embedding_width, jnp.dtype(execution.dtype).itemsize
     most = widest(pieces=architecture.padded_vocab_size // vocab_parts, itemsize=itemsize)
     if width <= most:
         return None

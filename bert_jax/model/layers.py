@@ -222,9 +222,17 @@ project_each.defvjp(_project_each_forward, _project_each_backward)
 class ScaledNorm(nnx.Module):
     """Layer normalisation without a bias, with float32 statistics (arXiv 1607.06450)."""
 
-    def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
+    def __init__(
+        self,
+        *,
+        width: int | None = None,
+        architecture: EncoderArchitecture,
+        execution: Execution,
+    ) -> None:
+        """Creates abstract parameters for vectors of `width` numbers. Default: `hidden_size`."""
+        self.width = width or architecture.hidden_size
         # Not the sharded axis "embed": sharding so few elements costs more than it saves.
-        self.scale = param((architecture.hidden_size,), ("hidden",), Constant(1.0))
+        self.scale = param((self.width,), ("hidden",), Constant(1.0))
         self.eps = architecture.layer_norm_eps
         self.dtype = execution.dtype
         self.fused = execution.norm == "fused"
@@ -238,9 +246,9 @@ class ScaledNorm(nnx.Module):
 class LayerNorm(ScaledNorm):
     """Layer normalisation with a bias."""
 
-    def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
-        super().__init__(architecture=architecture, execution=execution)
-        self.bias = param((architecture.hidden_size,), ("hidden",), Constant(0.0))
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.bias = param((self.width,), ("hidden",), Constant(0.0))
 
     def __call__(self, x: Array) -> Array:
         """Normalises `x` [..., D]. Returns the execution's dtype."""

@@ -117,7 +117,7 @@ class PostNormEncoder(nnx.Module):
         self,
         batch: Mapping[str, Array],
         *,
-        words_BLD: Float[Array, "batch length hidden"] | None = None,
+        words_BLD: Float[Array, "batch length embedding"] | None = None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
         dropout_key: Array | None,
     ) -> Float[Array, "batch queries hidden"]:

@@ -111,6 +111,8 @@ class HeadsSection(Section):
     """Whether the model has the MLM head."""
     next_sentence: bool = True
     """Whether the model has the head for next-sentence or sentence-order prediction."""
+    replaced_tokens: bool = False
+    """Whether the model has ELECTRA's head, which finds replaced tokens."""
     task: TaskName | None = None
     """The task of a fine-tuned head."""
     labels: tuple[str, ...] = ()
@@ -135,8 +137,9 @@ class HeadsSection(Section):
 
     @property
     def of_pretraining(self) -> set[str]:
-        """Names of the model's heads of pretraining: `pooler`, `mlm`, `next_sentence`."""
-        return {head for head in ("pooler", "mlm", "next_sentence") if getattr(self, head)}
+        """Names of the model's heads of pretraining, such as `mlm`."""
+        heads = ("pooler", "mlm", "next_sentence", "replaced_tokens")
+        return {head for head in heads if getattr(self, head)}
 
     @property
     def scores_rows(self) -> bool:

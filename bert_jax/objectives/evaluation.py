@@ -19,13 +19,13 @@ from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.runs.evaluation import Evaluation
-from bert_jax.runs.open_checkpoints import LoadedParams, load_params, read_checkpoints
+from bert_jax.runs.open_checkpoints import LoadedParams, load_params, own_model, read_checkpoints
 from bert_jax.runs.run_directory import Run
-from bert_jax.task import Task
+from bert_jax.task import GENERATOR, Task
 from bert_jax.train.evaluations import make_evaluation
 from bert_jax.train.frozen import FrozenParams, check_frozen, load_frozen
 from bert_jax.train.sections import PhaseSection, TrainSection
-from bert_jax.train.state import define_model
+from bert_jax.train.state import ModelDefinition, define_model
 
 BATCH_SIZE: Final = 32  # rows per batch of imported runs, which have no train section
 
@@ -61,7 +61,7 @@ def evaluate_objective(
             place="--dataset",
             run=run.directory,
         )
-    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh), define=_trained_model)
     run = run._replace(architecture=loaded.architecture)
     task = objective_of(run)
     if run.has("loader"):
@@ -99,6 +99,12 @@ def evaluate_objective(
             params = {part: loaded.params[part] for part in model.params}
             scores = score(params, _frozen(run, task, loaded).params)
     return Evaluation(loaded.step, path, split, len(source.dataset), scores)
+
+
+def _trained_model(run: Run) -> ModelDefinition:
+    """Returns the run's own model, or the model with a generator if its objective has one."""
+    model = define_model(objective_of(run).build)
+    return model if GENERATOR in model.params else own_model(run)
 
 
 def _frozen(run: Run, task: Task, loaded: LoadedParams) -> FrozenParams:

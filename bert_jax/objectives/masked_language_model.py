@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.model.cross_entropy import Scored, cross_entropy
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.objectives.masked_rows import masked_rows
 from bert_jax.objectives.plateau import PATIENCE_STEPS, PlateauWatch
 from bert_jax.objectives.section import PairTask
 from bert_jax.task import Batch, FrozenModel, Metrics, Rngs, RowTransform, Sums, Watch
@@ -59,13 +59,11 @@ class MaskedLanguageModel:
 
         If `max_predictions` is None, `MaskingSection` computes it.
         """
-        masking = EVALUATION_MASKING if evaluation else self.masking
-        if max_predictions is not None and not evaluation:
-            masking = masking.model_copy(update={"max_predictions": max_predictions})
-        return MaskingTransform.from_tokenizer(
+        return masked_rows(
             self.tokenizer,
+            EVALUATION_MASKING if evaluation else self.masking,
             seq_length=seq_length,
-            masking=masking,
+            max_predictions=None if evaluation else max_predictions,
             max_examples=max_examples,
             pairs=self.pair is not None,
         )
@@ -98,12 +96,12 @@ class MaskedLanguageModel:
         del frozen
         assert isinstance(model, EncoderModel)
         found = model.scored(batch, dropout_key=rngs.dropout)
-        metrics = _summed("mlm", found.mlm, batch["masked_lm_weights"])
+        metrics = summed("mlm", found.mlm, batch["masked_lm_weights"])
         loss = metrics["mlm_loss"][0] / divisors["mlm"]
         if self.pair is not None:
             assert found.next_sentence is not None
             pair = cross_entropy(found.next_sentence, batch["next_sentence_labels"])
-            metrics |= _summed(self.pair, pair, batch["next_sentence_weights"])
+            metrics |= summed(self.pair, pair, batch["next_sentence_weights"])
             loss += metrics[f"{self.pair}_loss"][0] / divisors[self.pair]
         return loss, metrics
 
@@ -139,7 +137,8 @@ class MaskedLanguageModel:
         return {"loss": loss, **scores}
 
 
-def _summed(term: str, scored: Scored, weights: jax.Array) -> Metrics:
+def summed(term: str, scored: Scored, weights: jax.Array) -> Metrics:
+    """Returns loss and accuracy of a term as (sum, count): ``mlm_loss``, ``mlm_accuracy``."""
     count = weights.sum()
     return {
         f"{term}_loss": ((scored.loss * weights).sum(), count),

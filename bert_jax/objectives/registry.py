@@ -14,6 +14,7 @@ from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.bert import BertObjectiveSection
 from bert_jax.objectives.distill import DistillObjectiveSection
+from bert_jax.objectives.electra import ElectraObjectiveSection
 from bert_jax.objectives.roberta import RobertaObjectiveSection
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.objectives.sop import SopObjectiveSection
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 
 # To register an objective, add its section here.
 Registered: TypeAlias = (
-    BertObjectiveSection | SopObjectiveSection | RobertaObjectiveSection | DistillObjectiveSection
+    BertObjectiveSection
+    | SopObjectiveSection
+    | RobertaObjectiveSection
+    | DistillObjectiveSection
+    | ElectraObjectiveSection
 )
 DEFAULT: Final = BertObjectiveSection()
 

@@ -1,7 +1,7 @@
 """Parameter groups: which parts of a model its parameters belong to."""
 
 import re
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -9,6 +9,9 @@ from bert_jax.parallel.sharding_rules import LogicalAxes
 
 # `pooler`: parameters between the encoder and the heads.
 Part = Literal["embeddings", "layers", "pooler", "heads"]
+
+
+_STACK: Final = r"\b(encoder/\w+)"  # where the path of a stacked parameter may name a layer
 
 
 class ParameterGroup(NamedTuple):
@@ -73,9 +76,8 @@ class ParameterGroups(tuple[ParameterGroup, ...]):
         group = self.of(path)
         if group.part != "layers" or group.first_layer < 0:
             return dict.fromkeys([path], *values)
-        above, stack, *below = path.split("/")
         return {
-            "/".join([above, f"{stack}.{layer}", *below]): value
+            re.sub(_STACK, rf"\1.{layer}", path, count=1): value
             for layer, value in enumerate(values, start=group.first_layer)
         }
 
@@ -84,8 +86,9 @@ class ParameterGroups(tuple[ParameterGroup, ...]):
 
         Modules outside the encoder come first, then layers from last to first, then embeddings.
         """
-        index = self.index_of(re.sub(r"^(\w+/\w+)\.\d+", r"\1", name))
-        group, layer = self[index], re.match(r"\w+/\w+\.(\d+)/", name)
+        layer = re.search(_STACK + r"\.(\d+)", name)
+        index = self.index_of(re.sub(_STACK + r"\.\d+", r"\1", name, count=1))
+        group = self[index]
         if group.part == "layers":
-            return 1, -int(layer[1]) if layer else -(1 << 30), -index, name
+            return 1, -int(layer[2]) if layer else -(1 << 30), -index, name
         return 2 if group.part == "embeddings" else 0, 0, -index, name

@@ -75,7 +75,18 @@ class LoadedParams(NamedTuple):
     mesh: Mesh
 
 
-def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> LoadedParams:
+def own_model(run: Run) -> ModelDefinition:
+    """Returns the definition of a run's own model, without the generator of its objective."""
+    return define_model(run.build)
+
+
+def load_params(
+    run: Run,
+    *,
+    checkpoint: str,
+    mesh: Mesh | None = None,
+    define: Callable[[Run], ModelDefinition] = own_model,
+) -> LoadedParams:
     """Loads the parameters of one of a run's checkpoints.
 
     Args:
@@ -83,6 +94,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a fine-tuned
             run, and the last checkpoint of other runs.
         mesh: mesh for the parameters. If None, uses a mesh of all devices.
+        define: returns the model of a run with the architecture of the checkpoint.
 
     Raises:
         UserError: there is no such checkpoint.
@@ -91,7 +103,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
 
     def read(checkpoints: Checkpointer) -> LoadedParams:
         step, architecture = find_checkpoint(run, checkpoints, checkpoint)
-        model = define_model(run._replace(architecture=architecture).build)
+        model = define(run._replace(architecture=architecture))
         params = checkpoints.restore_params(abstract_params(model, mesh), step=step)
         return LoadedParams(step, architecture, model, params, mesh)
 

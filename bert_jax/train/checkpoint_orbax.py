@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import jax
@@ -123,17 +123,25 @@ class OrbaxFiles:
         except _SAVE_ERRORS as error:
             raise SaveFailed(self._agreement.fail(why_not_written(error))) from error
 
-    def read_arrays(self, directory: epath.Path, wanted: Any) -> Any:
+    def read_arrays(
+        self, directory: epath.Path, wanted: Any, *, skippable: Collection[str] = ()
+    ) -> Any:
         """Returns an item's arrays with the shapes, dtypes and shardings of `wanted`.
 
-        Every process must call it. Raises UserError if a tensor is missing, unexpected, not finite,
-        or has another shape or dtype.
+        Every process must call it. `wanted` may lack the parts `skippable` of the item. Raises
+        UserError if another tensor is unexpected, or a tensor is missing, not finite, or has
+        another shape or dtype.
         """
-        _check_tensors(self._arrays.metadata(directory), wanted, where=directory)
-        args = ocp.checkpoint_utils.construct_restore_args(wanted)
-        restored = self._arrays.restore(
-            directory, args=ocp.args.PyTreeRestore(wanted, restore_args=args)
+        skipped = set(skippable) - set(wanted)
+        found = self._arrays.metadata(directory)
+        read = {part: tensors for part, tensors in found.items() if part not in skipped}
+        _check_tensors(read, wanted, where=directory)
+        args = ocp.args.PyTreeRestore(
+            wanted,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+            partial_restore=len(read) < len(found),
         )
+        restored = self._arrays.restore(directory, args=args)
         _refuse_non_finite(restored, where=directory)
         return restored
 

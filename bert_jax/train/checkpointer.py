@@ -12,7 +12,7 @@ from etils import epath
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.remote import is_remote
 from bert_jax.files.storage_retries import OUTAGE
-from bert_jax.task import Params
+from bert_jax.task import GENERATOR, Params
 from bert_jax.train.checkpoint_manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
 from bert_jax.train.checkpoint_retention import CheckpointDirectory
@@ -117,12 +117,13 @@ class Checkpointer:
         return self.restore_optimizer(abstract, step=step)._replace(params=params)
 
     def restore_params(self, abstract_params: Params, *, step: int) -> Params:
-        """Restores only the parameters.
+        """Restores only the parameters, without the `GENERATOR` unless `abstract_params` has it.
 
         Raises UserError if a file is damaged, or a tensor is missing, unexpected, not finite, or
         has another shape or dtype.
         """
-        return self._restore(abstract_params, step=step, item=PARAMS)
+        path = self._whole(step, PARAMS)
+        return self._files.read_arrays(path, abstract_params, skippable=(GENERATOR,))
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
         """Restores all but the parameters; the result has the parameters of `abstract`."""

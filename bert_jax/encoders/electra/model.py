@@ -1,0 +1,61 @@
+"""ELECTRA: the post-LayerNorm encoder with a head that finds replaced tokens."""
+
+from jaxtyping import Array, Float
+
+from bert_jax.encoders.electra.section import ElectraArchitecture
+from bert_jax.model.dropout import dropout
+from bert_jax.model.heads import Pooler, ReplacedTokenHead
+from bert_jax.model.layers import ACTIVATIONS, subkey
+from bert_jax.model.post_norm import POST_NORM_GROUPS
+from bert_jax.model.post_norm_model import PostNormModel
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
+from bert_jax.task import GENERATOR
+
+
+class Electra(PostNormModel):
+    """ELECTRA with the heads of a `HeadsSection` (arXiv 2003.10555).
+
+    Heads of rows have a dense layer with GELU on [CLS], as in Hugging Face's classes. There is no
+    pooler and no next-sentence head.
+    """
+
+    groups = ParameterGroups(
+        (
+            *(each._replace(prefix=f"{GENERATOR}/{each.prefix}") for each in POST_NORM_GROUPS),
+            ParameterGroup(GENERATOR, "heads", title="the generator"),
+            *POST_NORM_GROUPS,
+            ParameterGroup("replaced_tokens", "heads", title="the replaced-token head"),
+            ParameterGroup("classifier", "heads", title="the classifier's dense layer"),
+            ParameterGroup("task", "heads", title="the task head"),
+            ParameterGroup("mlm", "heads", title="the MLM head"),
+        )
+    )
+
+    def __init__(
+        self, *, architecture: ElectraArchitecture, execution: Execution, heads: HeadsSection
+    ) -> None:
+        super().__init__(architecture=architecture, execution=execution, heads=heads)
+        parts = {"architecture": architecture, "execution": execution}
+        if heads.replaced_tokens:
+            self.replaced_tokens = ReplacedTokenHead(**parts)
+        if heads.scores_rows:
+            self.classifier = Pooler(activation=ACTIVATIONS["gelu_erf"], **parts)
+
+    def task_logits(
+        self,
+        hidden_BLD: Float[Array, "batch length hidden"],
+        segment_ids: Array,
+        *,
+        dropout_key: Array | None = None,
+    ) -> Float[Array, "batch ..."]:
+        """Returns the float32 logits of the task head, see `EncoderModel.task_logits`."""
+        if self.heads.scores_rows:
+            first = hidden_BLD[:, :1]
+            if self.heads.task == "sequence_classification":
+                first = dropout(first, self.task_dropout, subkey(dropout_key, 0))
+            hidden_BLD, dropout_key = self.classifier(first), subkey(dropout_key, 1)
+        return super().task_logits(hidden_BLD, segment_ids, dropout_key=dropout_key)
+
+
+MODEL = Electra

@@ -1,0 +1,100 @@
+"""The objective of ELECTRA: a generator replaces tokens, and the model finds them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import pydantic
+
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.errors import UserError
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.section import Section
+from bert_jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bert_jax.task import Objective
+
+ELECTRA_MASKING: Final = MaskingSection(replace_with_mask=0.85, replace_with_random=0.0)
+
+
+class GeneratorSection(Section):
+    """The sizes of the generator, a smaller encoder of the same kind with an MLM head.
+
+    A size that is not given is `size` times that of the model, as in google-research/electra.
+    """
+
+    size: float = pydantic.Field(default=0.25, gt=0, le=1)
+    """Ratio of the generator's hidden size, heads and FFN to the model's. The authors use 1/4 for
+    small and large, and 1/3 for base (arXiv 2003.10555, table 6)."""
+    num_hidden_layers: int | None = pydantic.Field(default=None, ge=1, le=1000)
+    """Number of layers. Default: as many as the model has."""
+    hidden_size: int | None = pydantic.Field(default=None, ge=1, le=1 << 16)
+    """Width of hidden states."""
+    num_attention_heads: int | None = pydantic.Field(default=None, ge=1, le=1 << 10)
+    """Number of attention heads per layer. It must divide `hidden_size`."""
+    intermediate_size: int | None = pydantic.Field(default=None, ge=1, le=1 << 18)
+    """Width of the hidden layer of the FFN."""
+
+    def architecture(self, model: EncoderArchitecture) -> EncoderArchitecture:
+        """Returns the generator's architecture. Its embeddings are as wide as the model's.
+
+        Raises UserError if the heads do not divide the hidden size.
+        """
+        sizes = {
+            name: getattr(self, name) or max(1, round(self.size * getattr(model, name)))
+            for name in ("hidden_size", "num_attention_heads", "intermediate_size")
+        }
+        depth = self.num_hidden_layers or model.num_hidden_layers
+        if sizes["hidden_size"] % sizes["num_attention_heads"]:
+            raise UserError(
+                "electra.generator_heads",
+                "found {found}, which does not divide the generator's hidden size {width}",
+                place="objective.generator.num_attention_heads",
+                found=sizes["num_attention_heads"],
+                width=sizes["hidden_size"],
+            )
+        width = {"embedding_size": model.embedding_width}
+        return model.model_copy(update={**sizes, "num_hidden_layers": depth, **width})
+
+
+class ElectraObjectiveSection(ObjectiveSection):
+    """Replaced token detection (arXiv 2003.10555).
+
+    A generator predicts masked tokens. Tokens that are drawn from its predictions replace the
+    masked ones, and the model tells for every token whether it was replaced. The model is exported
+    and fine-tuned; the generator is only in the checkpoints of pretraining.
+    """
+
+    heads = HeadsSection(pooler=False, mlm=False, next_sentence=False, replaced_tokens=True)
+    pairings = ("full_sentences", "doc_sentences", "nsp", "sop")
+
+    kind: Literal["electra"] = "electra"
+    masking: MaskingSection = ELECTRA_MASKING
+    """Masking of the generator's rows. By default, 85% of the predicted tokens become [MASK] and
+    the others stay, as in google-research/electra."""
+    generator: GeneratorSection = GeneratorSection()
+    """The sizes of the generator."""
+    share_embeddings: bool = True
+    """Whether generator and model have the same word, position and type embeddings."""
+    weight: float = pydantic.Field(default=50.0, ge=0)
+    """Weight of the loss of the model; the weight of the generator's loss is 1."""
+
+    def make(
+        self, *, architecture: EncoderArchitecture, execution: Execution, tokenizer: Tokenizer
+    ) -> Objective:
+        """Returns the objective for a model. Imports JAX."""
+        from bert_jax.objectives.replaced_token_detection import ReplacedTokenDetection
+
+        return ReplacedTokenDetection(
+            architecture=architecture,
+            generator=self.generator.architecture(architecture),
+            execution=execution,
+            heads=self.heads,
+            share_embeddings=self.share_embeddings,
+            weight=self.weight,
+            masking=self.masking,
+            tokenizer=tokenizer,
+        )

@@ -1,0 +1,233 @@
+"""The loss of ELECTRA: replaced token detection (arXiv 2003.10555).
+
+Shape suffixes: B batch, L length, P masked positions, D hidden size, V padded vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.model.architecture import TRAINING, EncoderArchitecture
+from bert_jax.model.cross_entropy import cross_entropy
+from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.layers import subkey
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.objectives.electra import ELECTRA_MASKING
+from bert_jax.objectives.masked_language_model import summed
+from bert_jax.objectives.masked_rows import masked_rows
+from bert_jax.objectives.plateau import PATIENCE_STEPS, PlateauWatch
+from bert_jax.task import GENERATOR, Batch, FrozenModel, Metrics, Rngs, RowTransform, Sums, Watch
+from bert_jax.text.tokenizer import Tokenizer
+
+GENERATOR_HEADS: Final = HeadsSection(pooler=False, next_sentence=False)
+SHARED: Final = ("word", "position", "type")  # embeddings of both networks
+
+# Added to both divisors, as in google-research/electra `run_pretraining.py`.
+EPSILON: Final = 1e-6
+
+# Bins of equal width for the logits, from which an evaluation computes the area under the ROC
+# curve. Beyond the limit, the probability is within 0.0003 of 0 or 1.
+BINS: Final = 64
+LIMIT: Final = 8.0
+
+
+class Corrupted(NamedTuple):
+    """The tokens that the model reads."""
+
+    input_ids: Int[Array, "batch length"]
+    is_replaced: Float[Array, "batch length"]  # 1 where a token differs from the text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplacedTokenDetection:
+    """Loss = the generator's MLM loss + `weight` · the mean loss of the model over all tokens.
+
+    Fields with ``compare=False`` affect neither the model nor the loss.
+    """
+
+    architecture: EncoderArchitecture
+    generator: EncoderArchitecture
+    execution: Execution
+    heads: HeadsSection  # heads of the model
+    share_embeddings: bool
+    weight: float
+    masking: MaskingSection = dataclasses.field(compare=False)
+    tokenizer: Tokenizer = dataclasses.field(compare=False)
+    best_metric: str = dataclasses.field(default="loss", compare=False)
+
+    def features(
+        self,
+        *,
+        seq_length: int,
+        max_predictions: int | None = None,
+        max_examples: int = 1,
+        evaluation: bool,
+    ) -> RowTransform:
+        """Returns the row transform. Evaluation always uses `ELECTRA_MASKING`."""
+        return masked_rows(
+            self.tokenizer,
+            ELECTRA_MASKING if evaluation else self.masking,
+            seq_length=seq_length,
+            max_predictions=None if evaluation else max_predictions,
+            max_examples=max_examples,
+            pairs=False,
+        )
+
+    def build(self) -> EncoderModel:
+        """Returns the model, with the generator as its part `GENERATOR`."""
+        model = encoder_builder(self.architecture, self.execution, self.heads)()
+        generator = encoder_builder(self.generator, self.execution, GENERATOR_HEADS)()
+        if self.share_embeddings:
+            ours, theirs = (each.encoder.embeddings for each in (model, generator))
+            for name in SHARED:
+                setattr(theirs, name, getattr(ours, name))
+        setattr(model, GENERATOR, generator)
+        return model
+
+    def frozen_models(self) -> Mapping[str, FrozenModel]:
+        """Returns no models."""
+        return {}
+
+    def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:
+        """Returns the numbers of masked tokens and of all tokens."""
+        return {
+            "mlm": batch["masked_lm_weights"].sum() + EPSILON,
+            "replaced": _is_token(batch).sum() + EPSILON,
+        }
+
+    def loss(
+        self,
+        model: nnx.Module,
+        batch: Batch,
+        *,
+        divisors: Mapping[str, jax.Array],
+        rngs: Rngs,
+        frozen: Mapping[str, nnx.Module],
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the batch's contribution to the loss, and its metrics as (sum, count)."""
+        del frozen
+        assert isinstance(model, EncoderModel)
+        generator: EncoderModel = getattr(model, GENERATOR)
+        masked_BPD = generator.hidden(
+            batch, queries_BQ=batch["masked_lm_positions"], dropout_key=subkey(rngs.dropout, 0)
+        )
+        logits_BPV = generator.mlm_logits(masked_BPD)
+        mlm = cross_entropy(logits_BPV, batch["masked_lm_ids"])
+        metrics = summed("mlm", mlm, batch["masked_lm_weights"])
+        seen = corrupted(batch, drawn(jax.lax.stop_gradient(logits_BPV), rngs.draws))
+        hidden_BLD = model.hidden(
+            {**batch, "input_ids": seen.input_ids}, dropout_key=subkey(rngs.dropout, 1)
+        )
+        logits_BL = model.replaced_token_logits(hidden_BLD)
+        metrics |= _detection(logits_BL, seen.is_replaced, _is_token(batch))
+        if rngs.dropout is None:
+            metrics |= _histogram(logits_BL, seen.is_replaced, _is_token(batch))
+        found = metrics["replaced_loss"][0] / divisors["replaced"]
+        return metrics["mlm_loss"][0] / divisors["mlm"] + self.weight * found, metrics
+
+    def flops_per_row(self, batch: Mapping[str, Any]) -> float:
+        """Returns the model FLOPs of one row, forward and backward, of both networks."""
+        length, predictions = (
+            batch[name].shape[1] for name in ("input_ids", "masked_lm_positions")
+        )
+        width = self.architecture.hidden_size
+        generator = self.generator.forward_flops(
+            seq_length=length, read=predictions, predictions=predictions
+        )
+        head = 2 * length * (width * width + width)
+        return TRAINING * (generator + self.architecture.forward_flops(seq_length=length) + head)
+
+    def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:
+        """Returns a watch that warns if the generator's loss stays at the unigram entropy."""
+        return PlateauWatch(
+            unigram_entropy=unigram_entropy,
+            vocab_size=self.architecture.vocab_size,
+            patience=min(PATIENCE_STEPS, total_steps // 4),
+        )
+
+    def score(self, sums: Sums) -> dict[str, float]:
+        """Returns the losses, and how well the model finds replaced tokens.
+
+        `replaced_auc`, the area under the ROC curve, is only in evaluations.
+        """
+        scores = {
+            name: total / max(count, 1.0)
+            for name, (total, count) in sums.items()
+            if name.startswith(("mlm_", "replaced_")) and not name.startswith(_BIN)
+        }
+        loss = scores["mlm_loss"] + self.weight * scores["replaced_loss"]
+        bins = [pair for name, pair in sorted(sums.items()) if name.startswith(_BIN)]
+        if bins:
+            scores["replaced_auc"] = area_under_curve(np.array(bins, np.float64))
+        return {"loss": loss, **scores}
+
+
+def drawn(logits_BPV: Float[Array, "batch predictions vocab"], key: Array) -> Array:
+    """Returns pieces drawn from the softmax of the logits, int32 [B, P]."""
+    return jax.random.categorical(key, logits_BPV).astype(jnp.int32)
+
+
+def corrupted(batch: Batch, pieces_BP: Int[Array, "batch predictions"]) -> Corrupted:
+    """Returns the text with `pieces_BP` in place of the masked tokens.
+
+    A piece that equals the original token does not count as replaced.
+    """
+    ids_BL = batch["input_ids"]
+    # Slots without a prediction write behind the row, where they are dropped.
+    unused, length = batch["masked_lm_weights"] == 0, ids_BL.shape[1]
+    places_BP = jnp.where(unused, length, batch["masked_lm_positions"])
+    differs_BP = (pieces_BP != batch["masked_lm_ids"]).astype(jnp.float32)
+    write = jax.vmap(lambda row, places, values: row.at[places].set(values, mode="drop"))
+    return Corrupted(
+        write(ids_BL, places_BP, pieces_BP),
+        write(jnp.zeros(ids_BL.shape, jnp.float32), places_BP, differs_BP),
+    )
+
+
+def _is_token(batch: Batch) -> jax.Array:
+    return (batch["segment_ids"] > 0).astype(jnp.float32)
+
+
+def _detection(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
+    """Returns the sums of loss, accuracy, precision and recall; all arguments are [B, L]."""
+    loss = jax.nn.softplus(logits) - is_replaced * logits
+    found = (logits > 0).astype(jnp.float32)
+    right = (found * is_replaced * weights).sum()
+    return {
+        "replaced_loss": ((loss * weights).sum(), weights.sum()),
+        "replaced_accuracy": ((jnp.equal(found, is_replaced) * weights).sum(), weights.sum()),
+        "replaced_precision": (right, (found * weights).sum()),
+        "replaced_recall": (right, (is_replaced * weights).sum()),
+    }
+
+
+_BIN: Final = "replaced_bin_"
+
+
+def _histogram(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
+    """Returns for each bin of logits the numbers of replaced and of original tokens."""
+    place = (jnp.clip(logits, -LIMIT, LIMIT) + LIMIT) * ((BINS - 1) / (2 * LIMIT))
+    in_bin = jnp.equal(jnp.round(place)[..., None], jnp.arange(BINS)) * weights[..., None]
+    replaced = (in_bin * is_replaced[..., None]).sum((0, 1))
+    original = in_bin.sum((0, 1)) - replaced
+    return {f"{_BIN}{at:02}": (replaced[at], original[at]) for at in range(BINS)}
+
+
+def area_under_curve(bins: np.ndarray) -> float:
+    """Returns the area under the ROC curve for numbers of positives and negatives, [bins, 2].
+
+    It is the probability that a positive has a higher logit than a negative; in one bin, half of
+    the pairs count. Without positives or negatives, it is 0.5.
+    """
+    positives, negatives = bins.T
+    pairs = positives.sum() * negatives.sum()
+    below = np.cumsum(negatives) - negatives
+    return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else 0.5

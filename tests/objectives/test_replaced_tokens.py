@@ -1,0 +1,158 @@
+"""ELECTRA's loss against an independent computation, its metrics, and its settings."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+from bert_jax.model.section import Execution
+from bert_jax.objectives import replaced_token_detection
+from bert_jax.objectives.electra import ElectraObjectiveSection, GeneratorSection
+from bert_jax.objectives.replaced_token_detection import (
+    GENERATOR_HEADS,
+    ReplacedTokenDetection,
+    area_under_curve,
+    corrupted,
+)
+from bert_jax.task import GENERATOR
+from bert_jax.train.state import define_model, named
+from tests.interop.hf_checkpoints import under_their_names
+from tests.model.parts import fresh_params, model_of
+from tests.support import loss_of, relative_error, small_batch, small_encoder
+
+SMALL = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def electra(**settings: Any) -> ReplacedTokenDetection:
+    """Returns the objective for a small model with embeddings of 24 columns."""
+    values = {"generator": SMALL, **settings}
+    made = ElectraObjectiveSection.model_validate(values).make(
+        architecture=small_encoder("electra", embedding_size=24).with_dropout(0.0),
+        execution=Execution(dtype="float32"),
+        tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
+    )
+    assert isinstance(made, ReplacedTokenDetection)
+    return made
+
+
+def torch_network(kind: Any, params: Any, architecture: Any, heads: Any) -> Any:
+    """Returns a network of Hugging Face with our parameters."""
+    values = architecture.model_dump() | {"hidden_act": "gelu_new"}
+    network = kind(ElectraConfig(**values)).eval()
+    tensors = under_their_names(params, architecture, heads)
+    state = {name: torch.tensor(np.array(value)) for name, value in tensors.items()}
+    lacking, unknown = network.load_state_dict(state, strict=False)
+    assert (lacking, unknown) == ([], []) or lacking == ["generator_lm_head.weight"]
+    network.tie_weights()
+    return network
+
+
+def test_loss_and_gradients_equal_the_papers_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, batch = electra(weight=20.0), small_batch(rows=4)
+    # Distinct positions in a row: `small_batch` may repeat one.
+    predictions = batch["masked_lm_ids"].shape[1]
+    rng = np.random.default_rng(1)
+    places = [rng.permutation(8)[:predictions] for _ in range(4)]
+    batch["masked_lm_positions"] = np.stack(places).astype(np.int32)
+    drawn = rng.integers(5, 250, (4, predictions)).astype(np.int32)
+    drawn[:, 0] = batch["masked_lm_ids"][:, 0]  # a piece that equals the original
+    monkeypatch.setattr(replaced_token_detection, "drawn", lambda logits, key: jnp.asarray(drawn))
+    noise = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: leaf + noise.normal(0, 0.1, leaf.shape).astype("f4"), fresh_params(task)
+    )
+    compute = jax.jit(
+        jax.value_and_grad(lambda p: loss_of(task, model_of(task, p), batch), has_aux=True)
+    )
+    (loss, metrics), gradient = jax.device_get(compute(params))
+
+    ours = {part: params[part] for part in params if part != GENERATOR}
+    theirs = jax.tree.map(lambda leaf: leaf, params[GENERATOR])
+    for name in replaced_token_detection.SHARED:
+        theirs["encoder"]["embeddings"][name] = params["encoder"]["embeddings"][name]
+    model = torch_network(ElectraForPreTraining, ours, task.architecture, task.heads)
+    generator = torch_network(ElectraForMaskedLM, theirs, task.generator, GENERATOR_HEADS)
+    ids, places, labels = (
+        torch.tensor(batch[name]).long()
+        for name in ("input_ids", "masked_lm_positions", "masked_lm_ids")
+    )
+    weights, mask = torch.tensor(batch["masked_lm_weights"]), torch.tensor(batch["segment_ids"])
+    inputs = {"attention_mask": mask, "token_type_ids": torch.tensor(batch["token_type_ids"])}
+    logits = generator(ids, **inputs).logits
+    chosen = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
+    nll = torch.nn.functional.cross_entropy(chosen.transpose(1, 2), labels, reduction="none")
+    mlm = (nll * weights).sum() / weights.sum()
+    seen, replaced = ids.clone(), torch.zeros(ids.shape)
+    for row, slot in torch.nonzero(weights).tolist():
+        seen[row, places[row, slot]] = int(drawn[row, slot])
+        replaced[row, places[row, slot]] = float(drawn[row, slot] != labels[row, slot])
+    found = model(seen, **inputs).logits
+    bce = torch.nn.functional.binary_cross_entropy_with_logits(found, replaced, reduction="none")
+    whole = mlm + 20.0 * (bce * mask).sum() / mask.sum()
+    whole.backward()
+
+    assert float(loss) == pytest.approx(whole.item(), rel=1e-6)
+    scores = task.score({name: (float(s), float(c)) for name, (s, c) in metrics.items()})
+    assert scores["mlm_loss"] == pytest.approx(mlm.item(), rel=1e-6)
+    real = (mask > 0).numpy()
+    logits_found, labels_found = found.detach().numpy()[real], replaced.numpy()[real]
+    assert scores["replaced_auc"] == pytest.approx(
+        roc_auc_score(labels_found, logits_found), abs=0.02
+    )
+    hits = (logits_found > 0) & (labels_found > 0)
+    assert scores["replaced_recall"] == pytest.approx(hits.sum() / labels_found.sum())
+    assert scores["replaced_precision"] == pytest.approx(hits.sum() / (logits_found > 0).sum())
+    # Hugging Face's networks do not share embeddings, so their gradients are summed here.
+    expected = {name: leaf.grad.numpy() for name, leaf in model.named_parameters()}
+    for name in ("word", "position", "token_type"):
+        key = f"electra.embeddings.{name}_embeddings.weight"
+        expected[key] = expected[key] + generator.get_parameter(key).grad.numpy()
+    trained = {part: gradient[part] for part in ours}
+    for name, leaf in under_their_names(trained, task.architecture, task.heads).items():
+        if "key.bias" not in name:  # softmax cancels this bias
+            assert relative_error(leaf, expected[name]) < 1e-4, name
+
+
+def test_both_networks_share_their_embeddings_if_set() -> None:
+    shared, apart = (
+        dict(named(define_model(electra(share_embeddings=share).build).params))
+        for share in (True, False)
+    )
+    tables = {f"generator/encoder/embeddings/{name}" for name in ("word", "position", "type")}
+    assert apart.keys() - shared.keys() == tables
+    assert shared.keys() - apart.keys() == set()
+    assert apart["generator/encoder/embeddings/word"].shape == (256, 24)
+
+
+def test_a_masked_token_is_replaced_only_where_there_is_a_prediction() -> None:
+    batch = {
+        "input_ids": jnp.array([[2, 4, 9, 4, 0]]),
+        "masked_lm_positions": jnp.array([[1, 3, 0]]),
+        "masked_lm_ids": jnp.array([[7, 8, 0]]),
+        "masked_lm_weights": jnp.array([[1.0, 1.0, 0.0]]),
+    }
+    found = corrupted(batch, jnp.array([[6, 8, 5]]))
+    assert found.input_ids.tolist() == [[2, 6, 9, 8, 0]]
+    assert found.is_replaced.tolist() == [[0, 1, 0, 0, 0]]  # the second piece is the original
+
+
+def test_area_under_curve_equals_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    bins = rng.integers(0, 30, (64, 2))
+    at = np.repeat(np.tile(np.arange(64), 2), np.concatenate([bins[:, 0], bins[:, 1]]))
+    labels = np.repeat([1, 0], bins.sum(0))
+    assert area_under_curve(bins) == pytest.approx(roc_auc_score(labels, at))
+    assert area_under_curve(bins * [1, 0]) == 0.5
+
+
+def test_the_generators_sizes_are_a_share_of_the_models_unless_given() -> None:
+    model = small_encoder("electra")  # 64 columns, 8 heads, FFN of 128
+    found = GeneratorSection(size=0.25, num_hidden_layers=1).architecture(model)
+    sizes = (found.hidden_size, found.num_attention_heads, found.intermediate_size)
+    assert (*sizes, found.num_hidden_layers) == (16, 2, 32, 1)
+    assert found.embedding_width == model.hidden_size
