@@ -26,7 +26,10 @@ def small_encoder(kind: str, **changes: Any) -> EncoderArchitecture:
         "intermediate_size": 128,
         "max_position_embeddings": 64,
     }
-    return SECTIONS[kind].architecture_type.model_validate(values | changes)
+    chosen = SECTIONS[kind].architecture_type
+    if "embedding_size" in chosen.model_fields:
+        values["embedding_size"] = 48  # the embeddings may be narrower than the layers
+    return chosen.model_validate(values | changes)
 
 
 def small_architecture(**changes: Any) -> BertArchitecture:

@@ -69,6 +69,8 @@ def _outputs(
             found["mlm"] = model.mlm_logits(hidden_BLD, positions)
         if heads.next_sentence:
             found["next_sentence"] = model.next_sentence_logits(hidden_BLD[:, :1])
+        if heads.replaced_tokens:
+            found["replaced_tokens"] = model.replaced_token_logits(hidden_BLD)
         if heads.task is not None:
             found["task"] = model.task_logits(hidden_BLD, batch["segment_ids"])
         if not found:

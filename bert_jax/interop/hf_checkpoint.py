@@ -172,6 +172,7 @@ def _heads_found(weights: HfWeights, found: hf_config.HfModelConfig, source: Pat
         pooler=promised.pooler or has("pooler"),
         mlm=promised.mlm or has("mlm"),
         next_sentence=promised.next_sentence or has("next_sentence"),
+        replaced_tokens=promised.replaced_tokens or has("replaced_tokens"),
         task=promised.task,
         labels=config.labels if promised.task in LABELLED else (),
         problem=config.problem if promised.task == "sequence_classification" else None,

@@ -78,6 +78,11 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
         "next_sentence",
         lambda model, hidden, segments: model.next_sentence_logits(hidden[:, :1])[:, 0],
     ),
+    "replaced_token_logits": _Output(
+        "above 0 for a token that was probably replaced, at every position",
+        "replaced_tokens",
+        lambda model, hidden, segments: model.replaced_token_logits(hidden),
+    ),
     "task_logits": _Output(
         'outputs of the fine-tuned head; "task" below has its kind and labels',
         "task",

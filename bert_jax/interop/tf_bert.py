@@ -74,7 +74,7 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer, with_moments: bool = 
         vocab_size=rows if isinstance(rows, int) and rows > pieces else pieces,
     )
     heads = _find_heads(source)
-    shapes, placements = _placements(_bert(architecture), heads)
+    shapes, placements = _placements(require_bert(architecture), heads)
     ignored = google_bert.IGNORED | {
         each.name + suffix: "one of Adam's moments, which are read after the parameters"
         for each in placements
@@ -108,7 +108,7 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
             TensorFlow is not installed, or the directory cannot be written to.
     """
     root = epath.Path(directory)
-    architecture = _bert(model.architecture)
+    architecture = require_bert(model.architecture)
     tokenizer = _check_expressible(architecture, model.heads, model.tokenizer)
     _, placements = _placements(architecture, model.heads)
     write_bundle(root / CHECKPOINT, _tensors(placements, model))
@@ -119,7 +119,7 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     write_whole(root / CONFIG, (json.dumps(values, indent=2, sort_keys=True) + "\n").encode())
 
 
-def _bert(architecture: EncoderArchitecture) -> BertArchitecture:
+def require_bert(architecture: EncoderArchitecture) -> BertArchitecture:
     """Returns BERT's architecture. Raises UserError for another encoder."""
     if isinstance(architecture, BertArchitecture):
         return architecture

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -32,11 +31,6 @@ SHARED: Final = ("word", "position", "type")  # embeddings of both networks
 
 # Added to both divisors, as in google-research/electra `run_pretraining.py`.
 EPSILON: Final = 1e-6
-
-# Bins of equal width for the logits, from which an evaluation computes the area under the ROC
-# curve. Beyond the limit, the probability is within 0.0003 of 0 or 1.
-BINS: Final = 64
-LIMIT: Final = 8.0
 
 
 class Corrupted(NamedTuple):
@@ -129,7 +123,7 @@ class ReplacedTokenDetection:
         logits_BL = model.replaced_token_logits(hidden_BLD)
         metrics |= _detection(logits_BL, seen.is_replaced, _is_token(batch))
         if rngs.dropout is None:
-            metrics |= _histogram(logits_BL, seen.is_replaced, _is_token(batch))
+            metrics |= _area_under_curve(logits_BL, seen.is_replaced, _is_token(batch))
         found = metrics["replaced_loss"][0] / divisors["replaced"]
         return metrics["mlm_loss"][0] / divisors["mlm"] + self.weight * found, metrics
 
@@ -161,13 +155,9 @@ class ReplacedTokenDetection:
         scores = {
             name: total / max(count, 1.0)
             for name, (total, count) in sums.items()
-            if name.startswith(("mlm_", "replaced_")) and not name.startswith(_BIN)
+            if name.startswith(("mlm_", "replaced_"))
         }
-        loss = scores["mlm_loss"] + self.weight * scores["replaced_loss"]
-        bins = [pair for name, pair in sorted(sums.items()) if name.startswith(_BIN)]
-        if bins:
-            scores["replaced_auc"] = area_under_curve(np.array(bins, np.float64))
-        return {"loss": loss, **scores}
+        return {"loss": scores["mlm_loss"] + self.weight * scores["replaced_loss"], **scores}
 
 
 def drawn(logits_BPV: Float[Array, "batch predictions vocab"], key: Array) -> Array:
@@ -209,25 +199,18 @@ def _detection(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
     }
 
 
-_BIN: Final = "replaced_bin_"
+def _area_under_curve(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
+    """Returns the area under the ROC curve over all tokens of the batch, [B, L].
 
-
-def _histogram(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
-    """Returns for each bin of logits the numbers of replaced and of original tokens."""
-    place = (jnp.clip(logits, -LIMIT, LIMIT) + LIMIT) * ((BINS - 1) / (2 * LIMIT))
-    in_bin = jnp.equal(jnp.round(place)[..., None], jnp.arange(BINS)) * weights[..., None]
-    replaced = (in_bin * is_replaced[..., None]).sum((0, 1))
-    original = in_bin.sum((0, 1)) - replaced
-    return {f"{_BIN}{at:02}": (replaced[at], original[at]) for at in range(BINS)}
-
-
-def area_under_curve(bins: np.ndarray) -> float:
-    """Returns the area under the ROC curve for numbers of positives and negatives, [bins, 2].
-
-    It is the probability that a positive has a higher logit than a negative; in one bin, half of
-    the pairs count. Without positives or negatives, it is 0.5.
+    It is the share of pairs in which the replaced token has a higher logit than the original one;
+    equal logits count as half. An evaluation adds up the pairs of its batches.
     """
-    positives, negatives = bins.T
-    pairs = positives.sum() * negatives.sum()
-    below = np.cumsum(negatives) - negatives
-    return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else 0.5
+    is_original = (1 - is_replaced) * weights
+    originals = jnp.sort(jnp.where(is_original > 0, logits, jnp.inf), axis=None)
+    lower, not_higher = (
+        jnp.searchsorted(originals, logits, side=side).astype(jnp.float32)
+        for side in ("left", "right")
+    )
+    replaced = is_replaced * weights
+    won = (replaced * (lower + not_higher) / 2).sum()
+    return {"replaced_auc": (won, replaced.sum() * is_original.sum())}

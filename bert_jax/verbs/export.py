@@ -19,7 +19,7 @@ from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tensor_conversion import Pretrained
-from bert_jax.interop.tf_bert import read_tf, write_tf
+from bert_jax.interop.tf_bert import read_tf, require_bert, write_tf
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.evaluation import read_evaluation
@@ -159,6 +159,7 @@ def _write(
         run.tokenizer.save(directory / TOKENIZER)
         usage = STABLEHLO_USAGE
     elif to == "tf":
+        require_bert(run.architecture)  # before the moments of another encoder are read
         write_tf(directory, model._replace(moments=load_moments(run, loaded)))
         again = read_tf(directory, tokenizer=run.tokenizer, with_moments=False)
         usage = TF_USAGE

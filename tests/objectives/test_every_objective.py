@@ -19,6 +19,8 @@ from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskingSection, TokenMasker
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.encoders.registry import SECTIONS
+from bert_jax.model.section import HeadsSection
+from bert_jax.objectives import replaced_token_detection
 from bert_jax.objectives.registry import OBJECTIVES, make_objective, read_objective
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
@@ -39,8 +41,8 @@ CASES = [
     # A distillation has the parts of other objectives twice: one student is enough.
     and (objective != "distill" or encoder == "bert")
 ]
-# RoBERTa's network is BERT's: only its positions and heads have code of their own.
-NETWORKS = [case for case in CASES if case[1] != "roberta"]
+# RoBERTa and ELECTRA have BERT's network: only their positions and heads have code of their own.
+NETWORKS = [case for case in CASES if case[1] in ("bert", "modernbert") or case[0] == "electra"]
 
 
 def on_encoders(cases: list[tuple[str, str]]) -> Any:
@@ -64,10 +66,19 @@ def test_an_encoder_without_the_heads_is_refused(encoder: str, lacking: list[str
         make_objective(section, architecture=small_encoder(encoder), **parts)
 
 
+@pytest.fixture
+def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes ELECTRA's generator choose the most probable piece, on any mesh and in any row."""
+    monkeypatch.setattr(replaced_token_detection, "drawn", lambda logits, key: logits.argmax(-1))
+
+
 @every_network
+@pytest.mark.usefixtures("greedy")
 def test_the_first_loss_is_that_of_a_uniform_guess(objective: str, encoder: str) -> None:
     losses, _ = one_device(Setting(objective=objective, encoder=encoder), STEPS)
-    expected = math.log(250) + OBJECTIVES[objective].heads.next_sentence * math.log(2)
+    heads = OBJECTIVES[objective].heads
+    two_classes = heads.next_sentence + 50 * heads.replaced_tokens
+    expected = math.log(250) + two_classes * math.log(2)
     if objective == "distill":  # both guess alike, and hidden states are orthogonal
         expected = 2.0 * math.log(250) + 1.0
     assert losses[0] == pytest.approx(expected, rel=0.04)
@@ -76,6 +87,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(objective: str, encoder: str)
 # Slices, fsdp and tensor; and data with accumulation, which splits the batch along this axis.
 @every_network
 @pytest.mark.parametrize(("shape", "parts"), [((2, 1, 2, 2), 1), ((1, 8, 1, 1), 2)], ids=str)
+@pytest.mark.usefixtures("greedy")
 def test_meshes_and_microbatches_do_not_change_the_training(
     objective: str, encoder: str, shape: tuple[int, ...], parts: int
 ) -> None:
@@ -165,6 +177,7 @@ def loss_function(setting: Setting) -> Any:
 
 
 @every_case
+@pytest.mark.usefixtures("greedy")
 def test_packed_rows_have_the_loss_and_gradients_of_single_rows(
     objective: str, encoder: str
 ) -> None:
@@ -253,7 +266,7 @@ def test_a_run_has_only_the_objectives_heads_in_every_verb(
     assert run.heads == OBJECTIVES[objective].heads
     assert run.settings["objective"]["kind"] == objective
     parts = set(load_params(run, checkpoint="last").params)
-    heads = {part for part in parts if part in ("pooler", "mlm", "next_sentence")}
+    heads = {part for part in parts if part in HeadsSection.model_fields}
     assert heads == run.heads.of_pretraining
     ok("evaluate", run_dir)
     scores = json.loads((run_dir / "evaluation.json").read_text())["scores"]

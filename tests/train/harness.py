@@ -9,14 +9,13 @@ import jax
 import numpy as np
 
 from bert_jax.model.section import Execution
-from bert_jax.objectives.masked_language_model import MaskedLanguageModel
 from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.task import HostBatch
+from bert_jax.task import HostBatch, Objective
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
@@ -48,23 +47,20 @@ class Setting:
     changes: tuple[tuple[str, int], ...] = ()  # architecture overrides
 
     @property
-    def task(self) -> MaskedLanguageModel:
+    def task(self) -> Objective:
         kernels = {"attention": self.attention, "loss": self.loss}
         execution = {"dtype": "float32", "unroll": self.unroll, **kernels}
         needed = {"teacher": str(small_teacher())} if self.objective == "distill" else {}
-        made = (
+        architecture = small_encoder(self.encoder, **dict(self.changes))
+        return (
             OBJECTIVES[self.objective]
             .model_validate(needed)
             .make(
-                architecture=small_encoder(self.encoder, **dict(self.changes)).with_dropout(
-                    self.dropout
-                ),
+                architecture=architecture.with_dropout(self.dropout),
                 execution=Execution.model_validate(execution),
                 tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
             )
         )
-        assert isinstance(made, MaskedLanguageModel)
-        return made
 
     @property
     def section(self) -> OptimizerSection:
@@ -181,5 +177,5 @@ def assert_same(found: Result, expected: Result) -> None:
             assert max(np.abs(leaf).max(), np.abs(other).max()) < 0.01 * PEAK
         else:
             errors[name] = relative_error(leaf, other)
-    assert len(errors) >= len(leaves) - 1
+    assert len(errors) >= len(leaves) - 2  # a key bias of each network
     assert {name: error for name, error in errors.items() if error > 1e-5} == {}
