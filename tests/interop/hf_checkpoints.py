@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 import torch
+import transformers
 from etils import epath
 from flax import nnx, serialization
 from flax.traverse_util import unflatten_dict
 from transformers import (
     BertConfig,
+    ElectraConfig,
     ModernBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -119,6 +121,16 @@ def roberta_config(kind: Callable[..., Config] = RobertaConfig, **changes: Any) 
         "eos_token_id": 3,
     }
     return hf_config(kind, **(values | changes))
+
+
+def small_config(kind: str, **changes: Any) -> PreTrainedConfig:
+    """Returns a small configuration of a class of Hugging Face's: ``RobertaForMaskedLM``."""
+    own = getattr(transformers, kind).config_class
+    if issubclass(own, ModernBertConfig):
+        return modernbert_config(**changes)
+    if issubclass(own, ElectraConfig):
+        return hf_config(own, **{"embedding_size": 24, **changes})
+    return hf_config(**changes) if own is BertConfig else roberta_config(own, **changes)
 
 
 def hf_model(

@@ -13,9 +13,6 @@ import torch
 import transformers
 from transformers import (
     AutoTokenizer,
-    BertConfig,
-    ModernBertConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     XLMRobertaConfig,
     XLMRobertaForMaskedLM,
@@ -37,10 +34,10 @@ from tests.interop.hf_checkpoints import (
     hf_model,
     import_run,
     mixed_batch,
-    modernbert_config,
     read_run,
     roberta_config,
     save,
+    small_config,
     stored,
     torch_inputs,
     write_flax,
@@ -135,6 +132,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "roberta-bare": ("RobertaModel", {"num_hidden_layers": 3}, {}),
     "xlm-roberta-masked-lm": ("XLMRobertaForMaskedLM", {}, {}),
     "camembert-sequence": ("CamembertForSequenceClassification", {"num_labels": 5}, {}),
+    "electra-pretraining": ("ElectraForPreTraining", {"num_hidden_layers": 1}, {}),
+    "electra-masked-lm": ("ElectraForMaskedLM", {"hidden_act": "relu", "embedding_size": 32}, {}),
+    "electra-sequence": (
+        "ElectraForSequenceClassification",
+        {**THREE, "problem_type": SINGLE, "embedding_size": 48},
+        {},
+    ),
+    "electra-token": ("ElectraForTokenClassification", {**THREE, "vocab_size": 129}, {}),
+    "electra-question-answering": ("ElectraForQuestionAnswering", {"hidden_size": 36}, {}),
+    "electra-multiple-choice": ("ElectraForMultipleChoice", {}, {}),
+    "electra-bare": ("ElectraModel", {"num_hidden_layers": 3}, {}),
     "modern-bare": ("ModernBertModel", {"hidden_size": 36, "num_attention_heads": 3}, {}),
 }
 # Number of pieces in cases with more embedding rows.
@@ -150,6 +158,8 @@ MEANING: dict[str, tuple[tuple[str, ...], str | None]] = {
     "modern-sequence": (tuple(LABELS.values()), "single_label"),
     "modern-sequence-regression": (("LABEL_0",), "regression"),
     "modern-token": (tuple(LABELS.values()), None),
+    "electra-sequence": (tuple(LABELS.values()), "single_label"),
+    "electra-token": (tuple(LABELS.values()), None),
     "roberta-sequence": (tuple(LABELS.values()), "single_label"),
     "roberta-token": (tuple(LABELS.values()), None),
     "camembert-sequence": (tuple(f"LABEL_{number}" for number in range(5)), None),
@@ -177,14 +187,6 @@ def test_the_cases_cover_every_class() -> None:
         assert each.class_names(first).keys() <= found
         for name in others:  # the same classes under other names
             assert each.class_names(name).keys() & found
-
-
-def small_config(kind: str, **changes: Any) -> PreTrainedConfig:
-    """Returns a configuration of a class of Hugging Face's."""
-    own = getattr(transformers, kind).config_class
-    if issubclass(own, ModernBertConfig):
-        return modernbert_config(**changes)
-    return hf_config(**changes) if own is BertConfig else roberta_config(own, **changes)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,4 +1,4 @@
-"""RoBERTa against Hugging Face's: hidden states, logits, losses and every gradient."""
+"""RoBERTa and ELECTRA against Hugging Face's: hidden states, logits, losses and every gradient."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.registry import read_model_section
-from bert_jax.encoders.roberta.model import Roberta
 from bert_jax.encoders.roberta.section import RobertaArchitecture
 from bert_jax.interop.hf_checkpoint import read_hf
 from bert_jax.model.cross_entropy import cross_entropy
+from bert_jax.model.post_norm_model import PostNormModel
 from bert_jax.model.section import Execution
 from bert_jax.train.state import define_model
-from tests.interop.hf_checkpoints import hf_model, roberta_config, save, under_their_names
+from tests.interop.hf_checkpoints import hf_model, save, small_config, under_their_names
 from tests.project import refuses
 from tests.train.harness import QUICK
 
@@ -46,6 +46,11 @@ CASES = [
     Case("XLMRobertaForMaskedLM", {"num_hidden_layers": 3, "type_vocab_size": 2}, (23,), unroll=1),
     Case("CamembertForMaskedLM", {"intermediate_size": 50, "num_attention_heads": 1}, (3, 30)),
     Case("RobertaForSequenceClassification", {"num_labels": 3}, (8, 5)),
+    Case("ElectraForMaskedLM", {"num_hidden_layers": 1, "vocab_size": 131}, (9, 4)),
+    Case("ElectraForMaskedLM", {"embedding_size": 40, "hidden_size": 36}, (7, 21), packed=True),
+    Case("ElectraForPreTraining", {"num_hidden_layers": 3}, (23, 8), unroll=1),
+    Case("ElectraForPreTraining", {"embedding_size": 32, "hidden_act": "relu"}, (3, 30)),
+    Case("ElectraForSequenceClassification", {"num_labels": 3}, (8, 5)),
 ]
 
 
@@ -91,7 +96,10 @@ class Examples(NamedTuple):
 
 def their_results(model: PreTrainedModel, examples: Examples) -> Any:
     """Returns Hugging Face's output, after the backward pass of its loss."""
-    if "MaskedLM" in type(model).__name__:
+    name = type(model).__name__
+    if "PreTraining" in name:
+        labels = examples.ids % 2
+    elif "MaskedLM" in name:
         labels = np.full(examples.ids.shape, NOT_PREDICTED)
         np.put_along_axis(labels, examples.positions, examples.answers, 1)
     else:
@@ -101,25 +109,31 @@ def their_results(model: PreTrainedModel, examples: Examples) -> Any:
     return found
 
 
-def our_logits(model: Roberta, batch: dict[str, jax.Array], *, vocab_size: int) -> jax.Array:
+def our_logits(model: PostNormModel, batch: dict[str, jax.Array], *, vocab_size: int) -> jax.Array:
     hidden = model.hidden(batch, dropout_key=None)
     if model.heads.task is not None:
         return model.task_logits(hidden, batch["segment_ids"])
+    if model.heads.replaced_tokens:
+        return model.replaced_token_logits(hidden)
     logits = model.mlm_logits(hidden, batch["masked_lm_positions"])
     return logits[..., :vocab_size].reshape(-1, PREDICTIONS, vocab_size)
 
 
-def our_loss(model: Roberta, batch: dict[str, jax.Array]) -> jax.Array:
-    if model.heads.task is None:
+def our_loss(model: PostNormModel, batch: dict[str, jax.Array]) -> jax.Array:
+    if model.heads.mlm:
         return model.scored(batch, dropout_key=None).mlm.loss.mean()
     logits = our_logits(model, batch, vocab_size=0)
+    if model.heads.replaced_tokens:
+        labels, is_token = batch["input_ids"] % 2, batch["segment_ids"]
+        loss = jax.nn.softplus(logits) - labels * logits
+        return (loss * is_token).sum() / is_token.sum()
     return cross_entropy(logits[:, None], jnp.arange(len(logits))[:, None]).loss.mean()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind} {case.changes}")
 def test_states_logits_loss_and_gradients_equal_hugging_faces(tmp_path: Path, case: Case) -> None:
     kind = getattr(transformers, case.kind)
-    config = roberta_config(kind.config_class, **case.changes)
+    config = small_config(case.kind, **case.changes)
     theirs = hf_model(kind, config, seed=len(case.lengths))
     found, examples = read_hf(save(theirs, tmp_path)), Examples.of(case, config)
     wanted, batch = their_results(theirs, examples), examples.ours(packed=case.packed)
@@ -129,7 +143,7 @@ def test_states_logits_loss_and_gradients_equal_hugging_faces(tmp_path: Path, ca
     params = jax.tree.map(jnp.asarray, found.params)
 
     def compute(params: Any) -> Any:
-        model: Roberta = nnx.merge(definition.graphdef, params)
+        model: PostNormModel = nnx.merge(definition.graphdef, params)
         logits = our_logits(model, batch, vocab_size=config.vocab_size)
         return our_loss(model, batch), (model.encoder.every_layer(batch), logits)
 
@@ -141,8 +155,10 @@ def test_states_logits_loss_and_gradients_equal_hugging_faces(tmp_path: Path, ca
             np.asarray(state)[real], expected.detach().numpy()[examples.mask], atol=1e-5
         )
     expected = wanted.logits.detach().numpy()
-    if found.heads.task is None:
+    if found.heads.mlm:
         expected = np.take_along_axis(expected, examples.positions[..., None], 1)
+    if found.heads.replaced_tokens:
+        logits, expected = np.asarray(logits)[real], expected[examples.mask]
     np.testing.assert_allclose(logits, expected, atol=1e-5)
     assert float(loss) == pytest.approx(wanted.loss.item(), abs=1e-6)
     ours = under_their_names(slopes, found.architecture, found.heads)
