@@ -80,7 +80,8 @@ class ReplacedTokenDetection:
         model = encoder_builder(self.architecture, self.execution, self.heads)()
         generator = encoder_builder(self.generator, self.execution, GENERATOR_HEADS)()
         if self.share_embeddings:
-            ours, theirs = (each.encoder.embeddings for each in (model, generator))
+            encoders: Any = model.encoder, generator.encoder
+            ours, theirs = (each.embeddings for each in encoders)
             for name in SHARED:
                 setattr(theirs, name, getattr(ours, name))
         setattr(model, GENERATOR, generator)

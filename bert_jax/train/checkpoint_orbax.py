@@ -133,7 +133,7 @@ class OrbaxFiles:
         another shape or dtype.
         """
         skipped = set(skippable) - set(wanted)
-        found = self._arrays.metadata(directory)
+        found: Any = self._arrays.metadata(directory)
         read = {part: tensors for part, tensors in found.items() if part not in skipped}
         _check_tensors(read, wanted, where=directory)
         args = ocp.args.PyTreeRestore(
