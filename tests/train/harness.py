@@ -28,7 +28,7 @@ UNLIMITED = StepLimits()
 
 # Turns off LLVM's optimizations, which would take most of these tests' time. XLA's partitioning
 # does not change.
-QUICK = {"xla_backend_optimization_level": 0}
+QUICK: Any = {"xla_backend_optimization_level": 0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
