@@ -12,6 +12,8 @@ import numpy as np
 import torch
 import transformers
 
+SPECIAL = ("pad", "bos", "eos", "cls", "sep")  # tokens whose ids must be in the vocabulary
+
 
 def main() -> None:
     """Serves requests until standard input ends, with all cores and SDPA attention."""
@@ -41,11 +43,12 @@ def make_model(kind: str, *, layers: int, hidden: int, vocab: int) -> Any:
     if kind == "bert":
         config = transformers.BertConfig(**sizes, intermediate_size=4 * hidden)
         return transformers.BertForPreTraining(config)
+    special: dict[str, Any] = {f"{name}_token_id": 0 for name in SPECIAL}
     config = transformers.ModernBertConfig(
         **sizes,
+        **special,
         intermediate_size=3 * hidden // 2,
         sparse_prediction=kind == "modernbert_sparse",
-        **{f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")},
     )
     return transformers.AutoModelForMaskedLM.from_config(config, attn_implementation="sdpa")
 

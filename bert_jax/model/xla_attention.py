@@ -6,7 +6,8 @@ scores. Only scores are float32.
 """
 
 import functools
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ def xla_attention(
     *,
     dropout_rate: float,
     dropout_key: Array | None,
+    window: int | None = None,
     queries_BQ: Int[Array, "batch queries"] | None = None,
 ) -> Float[Array, "batch queries heads head_dim"]:
     """Returns softmax(q·kᵀ/√K)·v, bidirectional, with dropout of the probabilities.
@@ -41,7 +43,8 @@ def xla_attention(
 
     `segment_ids` are 1, 2, … for the packed examples of a row, and 0 for padding. `queries_BQ` are
     the positions of the queries; if None, every token is a query. `dropout_key` is None in
-    evaluation.
+    evaluation. With a `window`, which needs every query, a query sees only keys at most
+    ``window / 2`` tokens away.
     """
     batch, length, heads, _ = k_BLHK.shape
     of_queries, lines = segment_ids, None
@@ -52,14 +55,9 @@ def xla_attention(
     if dropout_key is not None and dropout_rate > 0.0:
         tiles = batch, heads, q_BQHK.shape[1], length
         factors = tile_factors(tiles, dropout_key, dropout_rate, lines=lines)
-    core = functools.partial(_attended, rate=dropout_rate)
+    core = functools.partial(_attended, rate=dropout_rate, window=window)
     arrays = (q_BQHK, k_BLHK, v_BLHK, _Segments(of_queries, segment_ids), factors)
-    parts = _parts(q_BQHK, k_BLHK)
-    if parts == 1:
-        return core(*arrays)
-    operands, structure = jax.tree.flatten(arrays)
-    each_part = zip(*(jnp.split(operand, parts) for operand in operands), strict=True)
-    return jnp.concatenate([core(*jax.tree.unflatten(structure, part)) for part in each_part])
+    return in_parts(core, arrays, scores=batch * heads * q_BQHK.shape[1] * length)
 
 
 class _Segments(NamedTuple):
@@ -77,24 +75,30 @@ def _attended(
     factors: TileFactors | None,
     *,
     rate: float,
+    window: int | None,
 ) -> Array:
     # With heads first, each head is a product of contiguous matrices, which is faster on CPUs. On
     # TPUs it makes no difference.
     q, k, v = (each.swapaxes(1, 2) for each in (q_BQHK, k_BLHK, v_BLHK))
-    out: Array = _attend(q, k, v, segments, factors, 0.0 if factors is None else rate)
+    out: Array = _attend(q, k, v, segments, factors, 0.0 if factors is None else rate, window)
     return out.swapaxes(1, 2)
 
 
-def _parts(q_BQHK: Array, k_BLHK: Array) -> int:
-    """Returns the number of parts of a batch that are computed separately.
+def in_parts(core: Callable[..., Array], arrays: Any, *, scores: int) -> Array:
+    """Returns ``core(*arrays)``, on one CPU computed for several parts of the batch.
 
     XLA's CPU client computes a batched product on one core, but independent products in parallel.
+    `scores` is the number of scores of the batch.
     """
     if not on_one_cpu():
-        return 1
-    batch, queries, heads, _ = q_BQHK.shape
-    most = min(_MOST_PARTS, batch * heads * queries * k_BLHK.shape[1] // _LEAST_SCORES)
-    return next((parts for parts in range(most, 1, -1) if batch % parts == 0), 1)
+        return core(*arrays)
+    operands, structure = jax.tree.flatten(arrays)
+    batch, most = len(operands[0]), min(_MOST_PARTS, scores // _LEAST_SCORES)
+    parts = next((parts for parts in range(most, 1, -1) if batch % parts == 0), 1)
+    if parts == 1:
+        return core(*arrays)
+    each_part = zip(*(jnp.split(operand, parts) for operand in operands), strict=True)
+    return jnp.concatenate([core(*jax.tree.unflatten(structure, part)) for part in each_part])
 
 
 def masked_scores(q_BHQK: Array, k_BHLK: Array, visible: Array) -> Array:
@@ -113,8 +117,7 @@ def attention_probabilities(
     """
     visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
     if window is not None:
-        places = jnp.arange(segment_ids.shape[1])
-        visible &= abs(places[:, None] - places) <= window // 2
+        visible &= _near(segment_ids, window)
     scores_BHLM = masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible)
     # A padding query sees no key: replace its uniform average by zeros.
     return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)
@@ -125,14 +128,29 @@ def same_segment(of_queries: Array, of_keys: Array) -> Array:
     return of_queries[:, None, :, None] == of_keys[:, None, None, :]
 
 
+def _near(segment_ids: Array, window: int) -> Array:
+    """Returns whether queries and keys are at most ``window / 2`` tokens apart, bool [L, L]."""
+    places = jnp.arange(segment_ids.shape[1])
+    return abs(places[:, None] - places) <= window // 2
+
+
 def _scale(q_BHQK: Array) -> float:
     return q_BHQK.shape[-1] ** -0.5
 
 
 def _forward(
-    q: Array, k: Array, v: Array, segments: _Segments, factors: TileFactors | None, rate: float
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: _Segments,
+    factors: TileFactors | None,
+    rate: float,
+    window: int | None,
 ) -> tuple[Array, tuple[Array, ...]]:
-    weights = jax.nn.softmax(masked_scores(q, k, same_segment(*segments)), axis=-1)
+    visible = same_segment(*segments)
+    if window is not None:
+        visible &= _near(segments.of_keys, window)
+    weights = jax.nn.softmax(masked_scores(q, k, visible), axis=-1)
     if factors is not None:
         weights = jnp.where(kept_elements(factors), weights * (1 / (1 - rate)), -weights)
     signed = weights.astype(v.dtype)
@@ -141,8 +159,9 @@ def _forward(
 
 
 def _backward(
-    rate: float, saved: tuple[Array, ...], gradient: Array
+    rate: float, window: int | None, saved: tuple[Array, ...], gradient: Array
 ) -> tuple[Array, Array, Array, None, None]:
+    del window
     q, k, v, signed, out = saved
     # Σ weight · gradient for each query and head, a term of the softmax gradient.
     taken_off = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
@@ -160,5 +179,5 @@ def _backward(
     )
 
 
-_attend = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(5,))
+_attend = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(5, 6))
 _attend.defvjp(_forward, _backward)

@@ -12,9 +12,12 @@ from flax import nnx
 from transformers import ModernBertForMaskedLM
 
 from bert_jax.encoders.build import encoder_builder
+from bert_jax.encoders.modernbert.local_attention import local_attention
 from bert_jax.encoders.modernbert.model import ModernBert
 from bert_jax.interop.hf_checkpoint import read_hf
 from bert_jax.model.section import Execution
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import define_model
 from tests.interop.hf_checkpoints import (
     hf_model,
@@ -27,6 +30,7 @@ SHAPES = [  # layers, tokens, window, every n-th layer is global, layers per tri
     (1, 10, 4, 3, None),
     (4, 25, 8, 3, None),
     (4, 25, 64, 3, None),  # a window larger than the row
+    (2, 20, 16, 3, None),  # a window of most of the row
     (9, 40, 6, 3, 1),  # two groups in the loop
     (8, 41, 10, 2, 1),
     (3, 70, 16, 1, None),  # global layers alone
@@ -93,3 +97,25 @@ def test_states_logits_loss_and_gradients_equal_hugging_faces(
         np.testing.assert_allclose(
             gradient, expected[name], atol=1e-4 * abs(expected[name]).max(), err_msg=name
         )
+
+
+def test_parts_of_a_batch_on_one_cpu_change_nothing() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(3, 4, 256, 4, 16)).astype(np.float32)
+    segments = jnp.asarray(np.repeat(rng.integers(1, 3, (4, 8)), 32, axis=1), jnp.int32)
+
+    def attended(q: jax.Array) -> jax.Array:
+        options: Any = {"window": 64, "dropout_rate": 0.0, "dropout_key": None}
+        return local_attention(q, k, v, segments, **options)
+
+    def run() -> tuple[int, jax.Array, jax.Array]:
+        lowered = jax.jit(lambda q: jax.vjp(attended, q)[1](jnp.ones_like(q))[0]).lower(q)
+        products = lowered.as_text().count("dot_general")
+        return products, lowered.compile()(q), jax.jit(attended)(q)
+
+    whole = run()
+    with jax.set_mesh(make_mesh(MeshSection(data=1), jax.devices()[:1])):
+        found = run()
+    assert found[0] == 2 * whole[0]
+    for ours, theirs in zip(found[1:], whole[1:], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.encoders.modernbert.local_attention import local_attention
+from bert_jax.encoders.modernbert.local_attention import is_short, local_attention
 from bert_jax.encoders.modernbert.rotary import rotated, rotations
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.kernels.pallas_call import PACKED
@@ -118,8 +118,8 @@ class ModernBertLayer(nnx.Module):
             return constrain(y_BLHK, "batch", "length", "heads", "head_dim")
 
         q, k, v = map(by_head, products)
-        core: Any = functools.partial(xla_attention, dropout_rate=rate)
-        if window is not None:
+        core: Any = functools.partial(xla_attention, window=window, dropout_rate=rate)
+        if window is not None and not is_short(x_BLD.shape[1], window):
             core = functools.partial(local_attention, window=window, dropout_rate=rate)
         elif self.remat_core:
             core = jax.checkpoint(core)

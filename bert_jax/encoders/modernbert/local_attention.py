@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.dropout import dropout
-from bert_jax.model.xla_attention import MASKED
+from bert_jax.model.xla_attention import MASKED, in_parts
 
 
 def local_attention(
@@ -36,12 +36,22 @@ def local_attention(
     padding = ((0, 0), (0, -(-length // size) * size - length), (0, 0), (0, 0))
     q, k, v = (jnp.pad(each, padding) for each in (q_BLHK, k_BLHK, v_BLHK))
     segments = jnp.pad(segment_ids + 1, padding[:2])  # a segment of its own for the new padding
-    core = functools.partial(_attended, size=size, rate=dropout_rate)
-    return jax.checkpoint(core)(q, k, v, segments, dropout_key)[:, :length]
+    key = dropout_key if dropout_rate > 0.0 else None
+    core = functools.partial(_attended, key=key, size=size, rate=dropout_rate)
+    arrays = (q, k, v, segments)
+    if key is not None:  # the parts of a batch would have the same random bits
+        return jax.checkpoint(core)(*arrays)[:, :length]
+    scores = q.shape[0] * q.shape[1] * q.shape[2] * 3 * size
+    return in_parts(jax.checkpoint(core), arrays, scores=scores)[:, :length]
+
+
+def is_short(length: int, window: int) -> bool:
+    """Returns whether all scores of a row are no more than the scores of its blocks."""
+    return isinstance(length, int) and length <= 3 * (window // 2)  # not if it is symbolic
 
 
 def _attended(
-    q: Array, k: Array, v: Array, segments: Array, key: Array | None, *, size: int, rate: float
+    q: Array, k: Array, v: Array, segments: Array, *, key: Array | None, size: int, rate: float
 ) -> Array:
     q_BNHWK = _blocks(q, size).swapaxes(2, 3)
     k_BNHTK, v_BNHTK = (_neighbours(_blocks(x, size)).swapaxes(2, 3) for x in (k, v))
