@@ -80,6 +80,8 @@ def describe(heads: HeadsSection) -> str:
     found = [name for name, there in names.items() if there]
     if heads.task is not None:
         found.append(f"a {heads.task.replace('_', '-')} head")
+    if heads.embedding is not None:
+        found.append("sentence embeddings")
     if not found:
         return "no head but a pooler" if heads.pooler else "no head and no pooler"
     return " and ".join(["a pooler", *found] if heads.pooler else found)

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import pydantic
 
-from bert_jax.errors import UserError
+from bert_jax.errors import SettingError, UserError
 from bert_jax.model.section import Dtype, Execution
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.runs.settings import RunSettings
@@ -83,6 +83,17 @@ class FinetuneSection(Section):
     row."""
     trackers: tuple[TrackerName, ...] = ()
     """Trackers of metrics besides metrics.jsonl and TensorBoard."""
+
+    @pydantic.model_validator(mode="after")
+    def _with_negatives(self) -> Self:
+        if isinstance(self.task, EmbeddingSection) and self.batch_size < 2:
+            raise SettingError(
+                "embedding.batch_size",
+                "found {found}, but the loss compares the rows of a batch. Use at least 2.",
+                place="batch_size",
+                found=self.batch_size,
+            )
+        return self
 
     def check_positions(self, positions: int) -> None:
         """Raises UserError if `max_length` exceeds the number of positions of a model."""

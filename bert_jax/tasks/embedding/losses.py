@@ -30,7 +30,7 @@ def info_nce(
     this and of the loss with anchors and positives exchanged.
 
     Source: arXiv 1807.03748; `MultipleNegativesRankingLoss` and
-    `MultipleNegativesSymmetricLoss` in sentence-transformers.
+    `MultipleNegativesSymmetricRankingLoss` in sentence-transformers.
 
     Args:
         vectors_BNW: vectors of the texts.

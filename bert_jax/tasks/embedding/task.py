@@ -34,7 +34,7 @@ class EmbeddingTask(FinetuneTask):
     training: EmbeddingLossSection
 
     def __post_init__(self) -> None:
-        """Raises UserError if a width of `matryoshka` exceeds the width of the vectors."""
+        """Raises UserError if a width of `matryoshka` is too large, or SimCSE has no dropout."""
         assert self.heads.embedding is not None
         width = self.heads.embedding.projection or self.architecture.hidden_size
         if self.training.matryoshka and max(self.training.matryoshka) > width:
@@ -44,6 +44,13 @@ class EmbeddingTask(FinetuneTask):
                 place="finetune.task.loss.matryoshka",
                 found=max(self.training.matryoshka),
                 width=width,
+            )
+        no_dropout = self.architecture.with_dropout(0.0)
+        if self.training.kind == "simcse" and self.architecture == no_dropout:
+            raise UserError(
+                "embedding.no_dropout",
+                "found 0, but the loss simcse compares vectors of different dropout. Use 0.1.",
+                place="finetune.dropout",
             )
 
     def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:

@@ -42,7 +42,7 @@ def ranking(found: torch.Tensor) -> torch.Tensor:
 
 
 def symmetric_ranking(found: torch.Tensor) -> torch.Tensor:
-    """MultipleNegativesSymmetricLoss."""
+    """MultipleNegativesSymmetricRankingLoss."""
     scores = SCALE * cosine(found[:, 0], found[:, 1])
     target = torch.arange(len(found))
     forward, backward = (functional.cross_entropy(each, target) for each in (scores, scores.T))

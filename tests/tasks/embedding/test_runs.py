@@ -146,6 +146,41 @@ def test_single_texts_learn_from_dropout(tmp_path: Path) -> None:
     assert 0.01 < loss < np.log(32)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key", "place"),
+    [
+        (
+            ["finetune.task.train={table}"],
+            "embedding.empty_text",
+            '{table}: line 2: column "answer"',
+        ),
+        (["finetune.task.anchor=Question"], "table.column_unknown", "task.anchor"),
+        (["finetune.task.dev={beir}"], "file.missing", "{beir}/qrels/dev.tsv"),
+        (["finetune.batch_size=1"], "embedding.batch_size", "finetune.batch_size"),
+        (
+            ["finetune.task.loss={{kind: simcse}}", "finetune.task.negatives=[]"],
+            "embedding.no_dropout",
+            "finetune.dropout",
+        ),
+        (["finetune.task.loss.matryoshka=[65]"], "embedding.matryoshka", "finetune.task.loss"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_the_command_names_what_is_wrong(
+    trained: Trained, tmp_path: Path, overrides: list[str], key: str, place: str
+) -> None:
+    rows = pairs(2, 1)
+    rows[1]["answer"] = " "
+    paths = {
+        "table": str(write_jsonl(tmp_path / "table.jsonl", rows)),
+        "beir": str(write_beir(tmp_path / "beir", pairs(4, 1), "test")),
+    }
+    found = [override.format(**paths) for override in overrides]
+    line = refused("finetune", trained.config, f"run_dir={tmp_path}/run", *found)
+    assert (line.key, place.format(**paths) in line) == (key, True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_prompts_need_a_model_of_embeddings(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("word1\n")
     arguments = (trained.directory / "run", tmp_path / "texts.txt", tmp_path / "v.npz")
