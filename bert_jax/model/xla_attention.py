@@ -84,11 +84,11 @@ def _attended(
     return out.swapaxes(1, 2)
 
 
-def in_parts(core: Callable[..., Array], arrays: Any, *, scores: int) -> Array:
+def in_parts(core: Callable[..., Array], arrays: Any, *, scores: Any) -> Array:
     """Returns ``core(*arrays)``, on one CPU computed for several parts of the batch.
 
     XLA's CPU client computes a batched product on one core, but independent products in parallel.
-    `scores` is the number of scores of the batch.
+    `scores` is the number of scores of the batch, which is symbolic in an export.
     """
     if not on_one_cpu():
         return core(*arrays)

@@ -7,6 +7,7 @@ Shape suffixes: B batch, L length, N blocks, W tokens of a block, H heads, K hea
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,9 +46,12 @@ def local_attention(
     return in_parts(jax.checkpoint(core), arrays, scores=scores)[:, :length]
 
 
-def is_short(length: int, window: int) -> bool:
-    """Returns whether all scores of a row are no more than the scores of its blocks."""
-    return isinstance(length, int) and length <= 3 * (window // 2)  # not if it is symbolic
+def is_short(length: Any, window: int) -> bool:
+    """Returns whether all scores of a row are no more than the scores of its blocks.
+
+    An export has a symbolic length, which is not short.
+    """
+    return isinstance(length, int) and length <= 3 * (window // 2)
 
 
 def _attended(
