@@ -6,7 +6,7 @@ Imports JAX only for type checkers, because processes without JAX import this fi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -77,6 +77,15 @@ class RowTransform(Protocol):
 
     def fingerprint(self) -> dict[str, str | int | float]:
         """Returns the settings that rows depend on. A run resumes only with equal settings."""
+        ...
+
+
+@runtime_checkable
+class ChangingTransform(RowTransform, Protocol):
+    """A row transform that changes during the run, such as one with a falling masking rate."""
+
+    def at(self, progress: float) -> RowTransform:
+        """Returns the transform after a share of the run's steps. The shapes of rows are equal."""
         ...
 
 

@@ -138,11 +138,15 @@ class TrainBatches(PositionedBatches):
             return batch
         return attach(batch, own[:, None].tolist(), epochs=[step // self.plan.steps] * len(own))
 
-    def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
+    def batches(
+        self, *, first_step: int, run: range | None = None, with_examples: bool = False
+    ) -> Batches[Row]:
         """Yields batches from `first_step` on. A background thread prepares them.
 
-        If `with_examples` is set, each batch includes the indices of its rows in the split.
+        If `with_examples` is set, each batch includes the indices of its rows in the split. `run`
+        has no effect.
         """
+        del run
         make = functools.partial(self.make, with_examples=with_examples)
         return background_batches(make, first_step=first_step)
 

@@ -108,7 +108,8 @@ def _run_steps(
     reports = PhaseReports(phase, phase.step.task, tracker, output)
     step_fn = StepPrograms(phase.step, accumulation=phase.accumulation, shapes=phase.shapes)
     first = tracker.first_batch()
-    with phase.loader.batches(first_step=first, with_examples=spec.example_log) as rows:
+    ahead = range(tracker.progress.step, tracker.last_step)
+    with phase.loader.batches(first_step=first, run=ahead, with_examples=spec.example_log) as rows:
         batches = prefetch_to_device(rows, spec.mesh, shares=spec.share.count, watch=output.watch)
         running: RunningStep | None = None
         for step, batch in enumerate(batches, start=tracker.progress.step + 1):

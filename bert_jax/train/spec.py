@@ -35,8 +35,13 @@ Evaluate: TypeAlias = Callable[[Params, Params], Mapping[str, float]]
 class BatchSource(Protocol):
     """The batches of a phase, readable from any step."""
 
-    def batches(self, *, first_step: int, with_examples: bool = False) -> HostBatches:
+    def batches(
+        self, *, first_step: int, run: range | None = None, with_examples: bool = False
+    ) -> HostBatches:
         """Returns this host's rows of all batches from index `first_step` on.
+
+        `run` has the steps of the run, from 0, at which these batches are trained. Rows that change
+        during the run depend on it. None: outside a run.
 
         With `with_examples`, each batch includes the indices of its examples
         (`bert_jax.data.loader.batch_maker`).

@@ -61,8 +61,10 @@ def make_loader(dataset: MemoryDataset, *, batch_size: int, seed: int = 7, **kwa
     return Loader(dataset, batch_size=batch_size, seed=seed, **options)
 
 
-def take(loader: Loader, count: int, *, first_step: int = 0) -> list[Batch]:
-    with loader.batches(first_step=first_step) as batches:
+def take(
+    loader: Loader, count: int, *, first_step: int = 0, run: range | None = None
+) -> list[Batch]:
+    with loader.batches(first_step=first_step, run=run) as batches:
         return [next(batches) for _ in range(count)]
 
 

@@ -197,6 +197,47 @@ def test_another_runs_position_names_the_differing_field(name, change):
         make_loader(batch_size=8, **arguments).check(position)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_falling_masking_rate_depends_on_the_step_of_the_run_alone(packed):
+    first, last = 0.512345, 0.1  # no number of tokens times a rate is close to k + 1/2
+    transform, dataset = row_maker(rate=first, final_rate=last), MemoryDataset(60)
+    if packed:
+        transform = dataclasses.replace(transform, max_examples=MAX_EXAMPLES)
+    rows = 12
+
+    def batches(run: range, *, first_step: int, count: int = 1, **changes) -> list[Batch]:
+        options = {"batch_size": rows, "transform": transform, **changes}
+        return take(make_loader(dataset, **options), count, first_step=first_step, run=run)
+
+    whole = batches(range(40), first_step=0, count=45)  # the loader reads ahead of the last step
+    for step, batch in enumerate(whole):
+        rate = first - (first - last) * min(step, 40) / 40
+        expected = sum(
+            round(int(length) * rate)
+            for row, count in zip(batch["segment_ids"], batch["segment_ids"].max(1), strict=True)
+            for length in np.bincount(row, minlength=count + 1)[1:]
+        )
+        assert batch["masked_lm_weights"].sum() == expected
+        assert batch["masked_lm_ids"].shape == whole[0]["masked_lm_ids"].shape
+
+    # Resuming, hosts and a new batch size do not change the rate of a step.
+    (resumed,) = batches(range(17, 40), first_step=17)
+    assert_equal(resumed, whole[17])
+    hosts = [
+        batches(range(17, 40), first_step=17, share=HostShare(index, 3))[0] for index in range(3)
+    ]
+    assert_equal(join(hosts), whole[17])
+    halves = [  # steps 17 and 18 with half of the rows each
+        batches(range(17, 40), first_step=34, count=2, batch_size=rows // 2)[at] for at in (0, 1)
+    ]
+    assert indices_of(join(halves)) == indices_of(whole[17])
+    assert_equal(halves[0], {name: value[: rows // 2] for name, value in whole[17].items()})
+    # A rollback skipped the data of 3 steps.
+    (later,) = batches(range(17, 40), first_step=20)
+    assert indices_of(later) == indices_of(whole[20])
+    assert later["masked_lm_weights"].sum() > whole[20]["masked_lm_weights"].sum()
+
+
 def test_an_indivisible_batch_or_empty_split_is_refused():
     with refuses("loader.batch_size", place="batch_size", found=9, hosts=2):
         make_loader(MemoryDataset(10), batch_size=9, share=HostShare(0, 2))

@@ -207,6 +207,7 @@ def test_every_setting_of_rows_changes_the_fingerprint():
         base,
         row_maker(256),
         row_maker(128, rate=0.2),
+        row_maker(128, rate=0.2, final_rate=0.1),
         row_maker(128, unit="whole_word"),
         row_maker(128, unit="span"),
         row_maker(128, unit="span", max_words=5),

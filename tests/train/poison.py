@@ -36,8 +36,8 @@ def poison_pretraining(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> l
     read: list[int] = []
 
     class Poisoned(Loader):
-        def batches(self, *, first_step: int, with_examples: bool = False) -> Any:
-            whole = super().batches(first_step=first_step, with_examples=with_examples)
+        def batches(self, *, first_step: int, **others: Any) -> Any:
+            whole = super().batches(first_step=first_step, **others)
             return _spoilt(whole, first_step, at, "masked_lm_weights", read)
 
     patch.setattr("bert_jax.objectives.phases.Loader", Poisoned)

@@ -27,13 +27,14 @@ def config_of(project: Path, folder: Path, optimizer: dict[str, Any]) -> Path:
     values["train"]["checkpoint"] = {"every": SAVED, "keep_last": 2}
     (phase,) = values["train"]["phases"]
     values["train"]["phases"] = [phase | each for each in PHASES]
+    values["objective"] = {"masking": {"rate": 0.4, "final_rate": 0.15}}
     values["optimizer"] = optimizer | {"decay": "1-sqrt", "decay_fraction": 0.5}
     values["run_dir"] = str(folder / "run")
     return write_config(folder / "run.yaml", values)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_run_resumes_bit_for_bit_in_the_middle_of_its_decay(
+def test_a_run_resumes_bit_for_bit_in_the_middle_of_its_decays(
     project: Path, tmp_path: Path, optimizer: str
 ) -> None:
     config = config_of(project, tmp_path, OPTIMIZERS[optimizer])

@@ -10,7 +10,7 @@ import numpy as np
 from bert_jax.data import rng
 from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.row_order import RowOrder
-from bert_jax.task import HostBatch, Row, RowTransform
+from bert_jax.task import ChangingTransform, HostBatch, Row, RowTransform
 
 _KEY: Final = "example_indices"
 _NONE: Final = -1
@@ -62,6 +62,8 @@ class TrainingBatch:
     phase: int  # index of the phase in the run
     order: RowOrder
     with_examples: bool = False  # whether to `attach` the examples of each row
+    ahead: int = 0  # step of the run minus index of the batch
+    total: int = 0  # steps of the run; 0 outside a run
 
     def __call__(self, step: int) -> Row:
         """Returns the arrays of a batch, ``[batch_size / share.count, ...]``."""
@@ -76,7 +78,10 @@ class TrainingBatch:
             [rng.stream(self.seed, "mask", self.phase, epoch, index) for index in of_row]
             for epoch, of_row in zip(epochs, indices, strict=True)
         ]
-        batch = self.transform.batch(records, streams)
+        transform = self.transform
+        if self.total and isinstance(transform, ChangingTransform):
+            transform = transform.at((step + self.ahead) / self.total)
+        batch = transform.batch(records, streams)
         return attach(batch, indices, epochs=epochs) if self.with_examples else batch
 
 

@@ -145,9 +145,10 @@ class Loader(PositionedBatches):
 
     Row p of the phase (p = 0, 1, ... over all hosts and steps) belongs to epoch
     ``p // rows_per_epoch``. Its examples and masks are a function of the seed, the phase, the epoch
-    and p. Batch s has the rows ``s * batch_size .. (s + 1) * batch_size - 1``, and each host makes
-    its `HostShare` of these rows. So the global batch does not depend on the number of hosts or
-    workers, and seeking to any step takes constant time.
+    and p. If the masking rate changes during the run, the masks also depend on the step. Batch s
+    has the rows ``s * batch_size .. (s + 1) * batch_size - 1``, and each host makes its `HostShare`
+    of these rows. So the global batch does not depend on the number of hosts or workers, and
+    seeking to any step takes constant time.
     """
 
     def __init__(
@@ -191,13 +192,19 @@ class Loader(PositionedBatches):
         """Number of rows in an epoch, over all hosts."""
         return self._make.order.rows
 
-    def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
+    def batches(
+        self, *, first_step: int, run: range | None = None, with_examples: bool = False
+    ) -> Batches[Row]:
         """Returns an endless stream: this host's part of the batches from ``first_step``.
 
         Each batch is a dict of arrays ``[batch_size / share.count, ...]``. With ``with_examples``
         it also has the indices of its examples; see `bert_jax.data.loader.batch_maker.detach`.
+        ``run`` has the steps of the run at which the batches are trained. It changes the batches of
+        a `bert_jax.task.ChangingTransform`.
         """
         make = dataclasses.replace(self._make, with_examples=with_examples)
+        if run is not None:
+            make = dataclasses.replace(make, ahead=run.start - first_step, total=run.stop)
         return _endless(make, self._section, first_step=first_step)
 
 

@@ -39,6 +39,8 @@ class MaskingSection(Section):
     Attributes:
         rate: share of an example's tokens that are predicted. Special tokens count towards the
             total, as in google-research/bert (``masked_lm_prob``).
+        final_rate: share at the end of the run, to which ``rate`` changes linearly with the step.
+            By default ``rate`` is constant. For example, from 0.3 to 0.15 (arXiv 2305.15096).
         unit: unit that is masked as a whole. ``token``: a token. ``whole_word``: a word's first
             piece and its continuations (google-research/bert's ``do_whole_word_mask``). ``ngram``:
             up to 3 words, with p(n) ∝ 1/n (ALBERT, arXiv 1909.11942). ``span``: up to 10 words,
@@ -52,10 +54,11 @@ class MaskingSection(Section):
         replace_with_random: share of the predicted tokens that become a token drawn uniformly from
             the whole vocabulary. All other predicted tokens stay unchanged.
         max_predictions: maximum number of predictions per example (``max_predictions_per_seq``).
-            The default is ``rate`` times the row's length, rounded up.
+            The default is the higher rate times the row's length, rounded up.
     """
 
     rate: float = pydantic.Field(default=0.15, gt=0.0, lt=1.0)
+    final_rate: float | None = pydantic.Field(default=None, gt=0.0, lt=1.0)
     unit: Literal["token", "whole_word", "ngram", "span"] = "token"
     max_words: int | None = pydantic.Field(default=None, ge=1)
     segmenter: str | None = None
@@ -97,11 +100,22 @@ class MaskingSection(Section):
             return mask_selection.ngram_chances(self.max_words or MAX_NGRAM)
         return mask_selection.geometric_chances(SPAN_STOP, self.max_words or MAX_SPAN)
 
+    @property
+    def highest_rate(self) -> float:
+        """The highest rate of the run."""
+        return max(self.rate, self.final_rate or 0.0)
+
+    def rate_at(self, progress: float) -> float:
+        """Returns the rate after a share of the run's steps: 0.3 to 0.1 gives 0.25 at 0.25."""
+        if self.final_rate is None:
+            return self.rate
+        return self.rate + (self.final_rate - self.rate) * min(progress, 1.0)
+
     def predictions(self, seq_length: int) -> int:
         """Returns the number of prediction slots in a row: at 15%, 512 -> 77 and 128 -> 20."""
         if self.max_predictions is not None:
             return self.max_predictions
-        return math.ceil(self.rate * seq_length)
+        return math.ceil(self.highest_rate * seq_length)
 
 
 class MaskedExample(NamedTuple):
@@ -154,11 +168,14 @@ class TokenMasker:
             segmenter=segmenter,
         )
 
-    def __call__(self, input_ids: np.ndarray, rng: np.random.Generator) -> MaskedExample:
+    def __call__(
+        self, input_ids: np.ndarray, rng: np.random.Generator, *, progress: float = 0.0
+    ) -> MaskedExample:
         """Returns ``input_ids``, integers [n], as a masked example. The argument stays unchanged.
 
         The number of predictions is ``min(max_predictions, max(1, round(n * rate)))``, where n
-        includes [CLS] and [SEP], as in google-research/bert. Whole words and spans may give fewer
+        includes [CLS] and [SEP], as in google-research/bert. The rate is `MaskingSection.rate_at`
+        the progress, a share of the run's steps. Whole words and spans may give fewer
         predictions, because words that would exceed this number are skipped. Raises UserError if an
         id is not in the vocabulary.
         """
@@ -167,7 +184,7 @@ class TokenMasker:
             (input_ids != self.special.cls) & (input_ids != self.special.sep)
         )
         total = len(candidates)
-        budget = max(1, round(len(input_ids) * self.masking.rate))
+        budget = max(1, round(len(input_ids) * self.masking.rate_at(progress)))
         budget = min(self.max_predictions, budget, total)
         sized = total if self.masking.unit in ("ngram", "span") else 0
         # Draw only uniform doubles: a new NumPy version is less likely to change `random` than

@@ -88,11 +88,12 @@ def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[MaskedExampl
 
 @dataclasses.dataclass(frozen=True)
 class MaskingTransform:
-    """A `bert_jax.task.RowTransform` for unmasked examples."""
+    """A `bert_jax.task.ChangingTransform` for unmasked examples."""
 
     seq_length: int  # L, tokens in a row
     masker: TokenMasker  # masks each example independently of the others in its row
     max_examples: int = 1  # E, maximum number of examples in a row; if above 1, rows are packed
+    progress: float = 0.0  # share of the run's steps before these rows
     pairs: bool = True  # whether rows have the arrays of a pair task
 
     @classmethod
@@ -123,7 +124,8 @@ class MaskingTransform:
         """
         if self.max_examples == 1:
             return self.masker.max_predictions
-        slots = math.ceil(self.masker.masking.rate * self.seq_length) + self.max_examples - 1
+        highest = self.masker.masking.highest_rate
+        slots = math.ceil(highest * self.seq_length) + self.max_examples - 1
         return min(slots, self.masker.max_predictions * self.max_examples)
 
     def batch(
@@ -149,11 +151,15 @@ class MaskingTransform:
         )
         for at, (examples, streams) in enumerate(zip(records, rngs, strict=True)):
             masked = [
-                self.masker(example.input_ids, stream)
+                self.masker(example.input_ids, stream, progress=self.progress)
                 for example, stream in zip(examples, streams, strict=True)
             ]
             lay_out({name: array[at] for name, array in batch.items()}, examples, masked)
         return batch
+
+    def at(self, progress: float) -> MaskingTransform:
+        """Returns the transform after a share of the run's steps. The shapes of rows are equal."""
+        return dataclasses.replace(self, progress=progress)
 
     def __call__(self, record: Example, rng: np.random.Generator) -> Row:
         """Returns the row of one example, as `batch` does but without the leading axis."""
@@ -162,7 +168,11 @@ class MaskingTransform:
     def fingerprint(self) -> dict[str, str | int | float]:
         """Returns the settings that determine the rows, for the data position."""
         masking = self.masker.masking
-        optional = {"masking.segmenter": masking.segmenter} if masking.segmenter else {}
+        optional: dict[str, str | int | float] = {}
+        if masking.segmenter is not None:
+            optional["masking.segmenter"] = masking.segmenter
+        if masking.final_rate is not None:
+            optional["masking.final_rate"] = masking.final_rate
         if masking.unit in ("ngram", "span"):
             optional["masking.chances"] = ",".join(
                 f"{chance:.6g}" for chance in masking.span_chances
