@@ -12,11 +12,12 @@ from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.project import refuses
-from tests.support import small_architecture
+from tests.support import small_architecture, small_encoder
 
 # All kernels support this model.
 FITTING = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 512}
 MODERNBERT = ModernBertSection(size="base").resolve(vocab_size=50_368)
+ROBERTA = small_encoder("roberta", **FITTING)
 PARTS: tuple[Part, ...] = ("attention", "norm", "loss", "ffn")
 
 
@@ -52,6 +53,8 @@ def test_auto_is_fused_only_on_chips_with_kernels(part: Part) -> None:
     with refuses("model.fused_device", place=f"model.execution.{part}", found="TPU v3"):
         chosen(part, "fused", kind="TPU v3")
     assert chosen(part, "fused", kind="cpu").name == "fused"  # interpreted
+    if part != "ffn":
+        assert chosen(part, architecture=ROBERTA).name == "fused"
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,7 @@ def test_auto_is_fused_only_on_chips_with_kernels(part: Part) -> None:
             *("a hidden size of 3072 in float32", "up to 1920"),
         ),
         ("ffn", {"hidden_act": "relu"}, "hidden_act: relu", "gelu_tanh"),
+        ("ffn", {"architecture": ROBERTA}, "hidden_act: gelu_erf", "gelu_tanh"),
         ("ffn", {"dtype": "float32"}, "dtype: float32", "bfloat16"),
         (
             *("ffn", {"intermediate_size": 128, "tensor": 2}),

@@ -48,8 +48,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
 
 
 def their_output(model: PreTrainedModel, *texts: str) -> Any:
+    tokenizer: Any = roberta()
     with torch.no_grad():
-        return model(**roberta()(*texts, return_tensors="pt"))
+        return model(**tokenizer(*texts, return_tensors="pt"))
 
 
 def test_masks_and_features_equal_hugging_faces(imported: Imported) -> None:
