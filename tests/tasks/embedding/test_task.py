@@ -129,6 +129,9 @@ def test_vectors_of_every_encoder_follow_the_pooling(kind: str) -> None:
         states = model_of("mean", params).hidden(flat, dropout_key=None)
         return states, [logits(model_of(pool, params), batch, dropout_key=None) for pool in tasks]
 
+    assert (
+        define_model(task_of(kind=kind).build).groups.of("embedding/dense/kernel").part == "heads"
+    )
     states, found = jax.device_get(compute(params))
     mean, first, last = (each.reshape(len(states), -1) for each in found)
     inside = flat["segment_ids"][..., None]
