@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import pytrec_eval
 
 from bert_jax.tasks.embedding.retrieval import (
     CUTOFF,
@@ -38,7 +39,6 @@ def retrieval_with_ties() -> tuple[Retrieval, np.ndarray, np.ndarray]:
 
 
 def test_figures_equal_trec_eval() -> None:
-    trec = pytest.importorskip("pytrec_eval")
     data, queries, passages = retrieval_with_ties()
     records = rank(data, queries, passages)
     products = queries @ passages.T
@@ -51,7 +51,7 @@ def test_figures_equal_trec_eval() -> None:
         for query, scores in zip(data.queries, products, strict=True)
     }
     measures = {"ndcg_cut.10", "recip_rank", f"recall.{','.join(map(str, RECALLED))}"}
-    evaluator = trec.RelevanceEvaluator(
+    evaluator = pytrec_eval.RelevanceEvaluator(
         {query: dict(grades) for query, grades in data.relevance.items()}, measures
     )
     by_query = evaluator.evaluate(run)
