@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         EvaluationSection,
         PhaseSection,
         ProfileSection,
+        RampStage,
         TrainSection,
         WatchdogSection,
     )
@@ -131,9 +132,9 @@ __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixtureSection", "ModelSection"]
 __all__ += ["MultipleChoiceSection", "NearDuplicatesSection", "BertObjectiveSection"]
 __all__ += ["DistillObjectiveSection", "RobertaObjectiveSection", "SopObjectiveSection"]
-__all__ += ["OptimizerSection", "PackingSection", "PhaseSection", "ProfileSection", "SquadSection"]
-__all__ += ["SubmitSection", "SweepSection", "TableSection", "TokenClassificationSection"]
-__all__ += ["TrainSection", "VocabSection", "WatchdogSection"]
+__all__ += ["OptimizerSection", "PackingSection", "PhaseSection", "ProfileSection", "RampStage"]
+__all__ += ["SquadSection", "SubmitSection", "SweepSection", "TableSection"]
+__all__ += ["TokenClassificationSection", "TrainSection", "VocabSection", "WatchdogSection"]
 # Functions that load a model, a tokenizer or a dataset.
 __all__ += ["load", "load_tokenizer", "open_dataset"]
 # Arguments, results and errors of verbs.

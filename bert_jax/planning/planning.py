@@ -83,12 +83,13 @@ def _phases(run: CompileRequest, compiler: Compiler) -> list[PhasePlan]:
     evaluation = run.train.evaluation
     found = []
     for at, section in enumerate(sections):
+        found += _ramp(run, at, compiler)
         rows = run.train.evaluation_rows(section)
         times = section.steps // evaluation.every if evaluation else 0
         examples = (evaluation and evaluation.examples) or 0
         found.append(
             PhasePlan(
-                steps=section.steps,
+                steps=section.steps - section.ramp_steps,
                 seq_length=section.seq_length,
                 batch_size=section.batch_size,
                 train=trains[at],
@@ -98,6 +99,27 @@ def _phases(run: CompileRequest, compiler: Compiler) -> list[PhasePlan]:
             )
         )
     return found
+
+
+def _ramp(run: CompileRequest, phase: int, compiler: Compiler) -> list[PhasePlan]:
+    """Returns a plan for each stage of a phase's batch ramp. The phase's own plan evaluates."""
+    section = run.train.phases[phase]
+    requests = [
+        run.model_copy(update={"phase": phase, "batch_size": stage.batch_size})
+        for stage in section.batch_ramp
+    ]
+    return [
+        PhasePlan(
+            steps=stage.steps,
+            seq_length=section.seq_length,
+            batch_size=stage.batch_size,
+            train=step,
+            evaluation=None,
+            evaluation_batches=0,
+            evaluation_rows=run.train.evaluation_rows(section),
+        )
+        for stage, step in zip(section.batch_ramp, compiler.steps(requests), strict=True)
+    ]
 
 
 def _is_compiled(run: CompileRequest, phase: int, train: CompiledStep) -> bool:

@@ -29,6 +29,7 @@ class CompileRequest(Section):
     topology: str  # topology of one slice, as spelled by `bert_jax.parallel.topology`
     kind: StepKind = "train"
     phase: int = pydantic.Field(default=0, ge=0)  # index of the phase
+    batch_size: int | None = None  # rows in a stage of the phase's batch ramp
     vocab_size: int = pydantic.Field(ge=1)  # number of pieces; the tokenizer is not read
     model: AnyModelSection
     objective: AnyObjectiveSection
@@ -40,7 +41,8 @@ class CompileRequest(Section):
     @property
     def title(self) -> str:
         """The step as text: ``"the train step of phase 0 for v5e:4x4"``."""
-        return f"the {self.kind} step of phase {self.phase} for {self.topology}"
+        rows = "" if self.batch_size is None else f" with {self.batch_size} rows"
+        return f"the {self.kind} step of phase {self.phase}{rows} for {self.topology}"
 
     def key(self) -> str:
         """Returns a hash of the request, the libraries' versions and this package's code.

@@ -101,7 +101,9 @@ class PhaseReports:
 
     def add(self, batch: DeviceBatch) -> None:
         """Adds a finished step, and reports if a report is due."""
-        self._meter.add(tokens=batch.tokens, rows=self._phase.batch_size, waited=batch.waited)
+        # A batch of a ramp has fewer rows than the phase's. A padded batch has more.
+        rows = min(self._phase.batch_size, len(jax.tree.leaves(batch.batch)[0]))
+        self._meter.add(tokens=batch.tokens, rows=rows, waited=batch.waited)
         if self._tracker.report_due and (sums := self._tracker.take_window()):
             output, watch, step = self._output, self._phase.watch, self._tracker.progress.step
             rates = {name: sums[name][0] / sums[name][1] for name in STEP_METRICS}

@@ -1,17 +1,28 @@
 """The train loop's settings."""
 
+from __future__ import annotations
+
 import math
 from typing import Literal, TypeAlias
 
 import pydantic
 
 from bert_jax.data.loader.packing import PackingSection
-from bert_jax.errors import UserError
+from bert_jax.errors import SettingError, UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.section import PathText, Section
 
 TrackerName: TypeAlias = Literal["wandb", "mlflow"]
+
+
+class RampStage(Section):
+    """Consecutive steps at the beginning of a phase, with smaller batches."""
+
+    steps: int = pydantic.Field(ge=1)
+    """Optimizer steps."""
+    batch_size: int = pydantic.Field(ge=1)
+    """Rows per step, over all devices and hosts."""
 
 
 class PhaseSection(Section):
@@ -33,6 +44,9 @@ class PhaseSection(Section):
     """Tokens per row. Longer examples are an error."""
     batch_size: int = pydantic.Field(default=256, ge=1)
     """Rows per step, over all devices and hosts."""
+    batch_ramp: tuple[RampStage, ...] = ()
+    """First stages of the phase, with rising batch sizes below `batch_size`. Their steps count
+    among `steps`. A ramp changes neither the order of the rows nor their masks."""
     accumulation: int = pydantic.Field(default=1, ge=1)
     """Number of microbatches whose gradients are summed before the update. More microbatches use
     less memory and give the same result."""
@@ -49,6 +63,31 @@ class PhaseSection(Section):
     rotary_theta: float | None = pydantic.Field(default=None, gt=0)
     """Base of the rotary frequencies in this phase, for encoders with rotary positions. In
     ModernBERT, it replaces `global_theta`. null: the model's setting."""
+
+    @pydantic.model_validator(mode="after")
+    def _ramp_rises(self) -> PhaseSection:
+        sizes = [*(stage.batch_size for stage in self.batch_ramp), self.batch_size]
+        if sizes != sorted(set(sizes)):
+            raise SettingError(
+                "phases.batch_ramp",
+                "found the batch sizes {found}, allowed: rising sizes",
+                place="batch_ramp",
+                found=sizes,
+            )
+        if self.ramp_steps >= self.steps:
+            raise SettingError(
+                "phases.batch_ramp_steps",
+                "found {found} steps, allowed: fewer than {steps}, the steps of the phase",
+                place="batch_ramp",
+                found=self.ramp_steps,
+                steps=self.steps,
+            )
+        return self
+
+    @property
+    def ramp_steps(self) -> int:
+        """Number of steps of the batch ramp."""
+        return sum(stage.steps for stage in self.batch_ramp)
 
     def architecture_changes(
         self, architecture: EncoderArchitecture, *, key: str
@@ -205,6 +244,14 @@ class TrainSection(Section):
         sizes = {
             f"train.phases.{index}.batch_size": (phase.batch_size, phase.accumulation)
             for index, phase in enumerate(self.phases)
+        }
+        sizes |= {
+            f"train.phases.{index}.batch_ramp.{at}.batch_size": (
+                stage.batch_size,
+                phase.accumulation,
+            )
+            for index, phase in enumerate(self.phases)
+            for at, stage in enumerate(phase.batch_ramp)
         }
         if self.evaluation is not None and self.evaluation.batch_size is not None:
             sizes["train.evaluation.batch_size"] = (self.evaluation.batch_size, 1)

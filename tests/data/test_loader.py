@@ -238,6 +238,35 @@ def test_a_falling_masking_rate_depends_on_the_step_of_the_run_alone(packed):
     assert later["masked_lm_weights"].sum() > whole[20]["masked_lm_weights"].sum()
 
 
+@pytest.mark.parametrize("make", LOADERS)
+def test_a_batch_ramp_changes_no_row(make):
+    """Batches of 2, 2, 2, 4, 4, and then 8 rows are the rows of batches of 8."""
+    dataset, sizes = MemoryDataset(50), [2, 2, 2, 4, 4, 8, 8]
+    ramp = make(dataset, batch_size=8, ramp=((3, 2), (2, 4)))
+    plain = make(dataset, batch_size=1)
+    batches, starts = take(ramp, len(sizes)), [sum(sizes[:at]) for at in range(len(sizes) + 1)]
+    assert [len(batch["input_ids"]) for batch in batches] == sizes
+    assert_equal(join(batches), join(take(plain, sum(sizes))))
+    for step, start in enumerate(starts):
+        position = ramp.position(step)
+        assert (position.example_index, ramp.check(position)) == (start, step)
+        if step < len(sizes):
+            assert_equal(take(ramp, 1, first_step=step)[0], batches[step])
+    # Between the ends of batches, another ramp resumes at the next end.
+    with refuses("resume.batch_size", rows=7):
+        ramp.check(plain.position(7))
+    assert [ramp.resume_position(plain.position(rows)).example_index for rows in (5, 7, 15)] == [
+        6,
+        10,
+        22,
+    ]
+    hosts = [
+        take(make(dataset, batch_size=8, ramp=((3, 2), (2, 4)), share=HostShare(at, 2)), 6)[-1]
+        for at in range(2)
+    ]
+    assert_equal(join(hosts), batches[5])
+
+
 def test_an_indivisible_batch_or_empty_split_is_refused():
     with refuses("loader.batch_size", place="batch_size", found=9, hosts=2):
         make_loader(MemoryDataset(10), batch_size=9, share=HostShare(0, 2))

@@ -41,6 +41,18 @@ def test_a_small_evaluation_with_room_is_not_compiled(
     assert (phase.evaluation_rows, phase.evaluation_batches) == (ROWS_AT_A_TIME, 10 * 2)
 
 
+def test_each_stage_of_a_batch_ramp_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ramp = f"{PHASE}.batch_ramp=[{{steps: 300, batch_size: 16}}, {{steps: 50, batch_size: 40}}]"
+    found, asked = planned(monkeypatch, ramp)
+    assert [(each.steps, each.batch_size) for each in found.phases] == [
+        (300, 16),
+        (50, 40),
+        (650, ROWS),
+    ]
+    assert [each.evaluation_batches for each in found.phases] == [0, 0, 10 * 2]
+    assert asked == ["train"] * 3
+
+
 def test_evaluation_is_compiled_if_parameters_may_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -73,6 +85,8 @@ def test_the_evaluation_program_counts_the_training_state(override: str, rows: i
     request = train_step(config, "v5e:2x2", vocab_size=VOCABULARY)
     mesh = make_mesh(request.mesh, jax.devices("cpu")[:4])
     train = lower_step(request, mesh)
+    stage = lower_step(request.model_copy(update={"batch_size": 16}), mesh)
+    assert (stage.rows, stage.flops / train.flops) == (16, 16 / ROWS)
     evaluation = lower_step(request.model_copy(update={"kind": "evaluation"}), mesh)
     assert (train.rows, evaluation.rows) == (ROWS, rows)
     params, batch, *_ = evaluation.lowered.args_info[0]

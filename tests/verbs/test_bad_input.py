@@ -251,6 +251,21 @@ def test_a_damaged_shard_is_named(tmp_path: Path, project: Path, config: dict[st
         ),
         (["mesh.platform=tpu"], "mesh.platform", {"found": "tpu", "platform": "cpu"}),
         (["optimizer.warmup_steps=1000"], "optimizer.warmup", {"found": 1000, "steps": 16}),
+        (
+            ["train.phases.0.batch_ramp=[{steps: 2, batch_size: 4}]"],
+            "batch.not_a_multiple",
+            {"place": "train.phases.0.batch_ramp.0.batch_size", "found": 4, "unit": 8},
+        ),
+        (
+            ["train.phases.0.batch_ramp=[{steps: 2, batch_size: 16}]"],
+            "phases.batch_ramp",
+            {"found": [16, 8]},
+        ),
+        (
+            ["train.phases.0.batch_ramp=[{steps: 10, batch_size: 4}]"],
+            "phases.batch_ramp_steps",
+            {"found": 10, "steps": 10},
+        ),
         (["optimizer.name=stable_adamw"], "optimizer.bias_correction", {"name": "stable_adamw"}),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_jax.runs.open_checkpoints import open_checkpoints
 from bert_jax.train.metrics_writer import read_metrics
 from tests.objectives.runs import assert_equal_params
 from tests.project import ok, one_phase, write_config
@@ -14,7 +15,14 @@ from tests.project import ok, one_phase, write_config
 LAST, SAVED = 9, 6  # steps; the second phase begins after step 2 and its decay after step 4
 PHASES = (
     {"steps": 2, "learning_rate": 1e-3, "decay_fraction": 0},
-    {"steps": 7, "learning_rate": 2e-3, "warmup_steps": 1, "decay_fraction": 0.72},
+    {
+        "steps": 7,
+        "learning_rate": 2e-3,
+        "warmup_steps": 1,
+        "decay_fraction": 0.72,
+        "batch_size": 16,
+        "batch_ramp": [{"steps": 5, "batch_size": 8}],
+    },
 )
 OPTIMIZERS = {
     "muon": {"name": "muon"},
@@ -43,6 +51,9 @@ def test_a_run_resumes_bit_for_bit_in_the_middle_of_its_decays(
     falling = [2e-3 * (1 - (into / 5) ** 0.5) for into in range(5)]
     np.testing.assert_allclose(rates, [1e-3, 1e-3, 0.0, 2e-3, *falling], rtol=1e-5)
 
+    with open_checkpoints(tmp_path / "run") as checkpoints:
+        position = checkpoints.progress(LAST)["position"]
+    assert position["example_index"] == 5 * 8 + 2 * 16  # rows of the second phase
     copy = Path(shutil.copytree(tmp_path / "run", tmp_path / "copy"))
     shutil.rmtree(copy / "checkpoints" / str(LAST))
     assert f"resuming at step {SAVED} of {LAST}" in ok("pretrain", config, f"run_dir={copy}")

@@ -9,6 +9,7 @@ import numpy as np
 
 from bert_jax.data import rng
 from bert_jax.data.host_share import HostShare
+from bert_jax.data.loader.data_position import BatchSizes
 from bert_jax.data.loader.row_order import RowOrder
 from bert_jax.task import ChangingTransform, HostBatch, Row, RowTransform
 
@@ -56,7 +57,7 @@ class TrainingBatch:
 
     dataset: ExampleSequence
     transform: RowTransform
-    batch_size: int  # rows in the global batch
+    sizes: BatchSizes  # rows in each global batch
     share: HostShare
     seed: int  # seed of the masks
     phase: int  # index of the phase in the run
@@ -66,8 +67,9 @@ class TrainingBatch:
     total: int = 0  # steps of the run; 0 outside a run
 
     def __call__(self, step: int) -> Row:
-        """Returns the arrays of a batch, ``[batch_size / share.count, ...]``."""
-        rows = _rows(step, self.batch_size, self.share)
+        """Returns the arrays of a batch, ``[rows / share.count, ...]``."""
+        rows = self.sizes.rows(step)
+        rows = rows[self.share.part(len(rows))]
         lengths = np.asarray(self.dataset.lengths)  # faster to slice than a memmap
         indices = [self.order.examples(row, lengths) for row in rows]
         # One read for the whole batch is several times as fast as one read per row.
@@ -98,7 +100,7 @@ class EvaluationBatch:
 
     def __call__(self, step: int) -> Row:
         """Returns arrays ``[batch_size / share.count, ...]``. Rows past the end are zeros."""
-        rows = _rows(step, self.batch_size, self.share)
+        rows = BatchSizes(self.batch_size).rows(step)[self.share.part(self.batch_size)]
         # If this host has no example, make one row for the array shapes; it is zeroed below.
         indices = [row for row in rows if row < self.total] or [0]
         batch = self.transform.batch(
@@ -110,8 +112,3 @@ class EvaluationBatch:
             batch[name] = np.zeros((len(rows), *values.shape[1:]), values.dtype)
             batch[name][:kept] = values[:kept]
         return batch
-
-
-def _rows(step: int, batch_size: int, share: HostShare) -> range:
-    """Returns the indices, within the phase, of this host's rows of batch ``step``."""
-    return range(step * batch_size, (step + 1) * batch_size)[share.part(batch_size)]

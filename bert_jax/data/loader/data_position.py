@@ -1,7 +1,7 @@
 """The data position of a checkpoint. It does not depend on hosts, workers or devices."""
 
 from collections.abc import Collection, Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from bert_jax.errors import UserError
 from bert_jax.section import Section
@@ -30,25 +30,58 @@ class DataPosition(Section):
         }
 
 
+class BatchSizes(NamedTuple):
+    """The number of rows of each batch of a phase, over all hosts."""
+
+    final: int  # rows of each batch after the ramp
+    ramp: tuple[tuple[int, int], ...] = ()  # stages before: (number of batches, rows of each)
+
+    def rows(self, batch: int) -> range:
+        """Returns the rows of a batch: with 2 batches of 4 rows, then 8, batch 2 has rows 8–15."""
+        start = 0
+        for batches, size in self.ramp:
+            if batch < batches:
+                return range(start + batch * size, start + (batch + 1) * size)
+            start, batch = start + batches * size, batch - batches
+        return range(start + batch * self.final, start + (batch + 1) * self.final)
+
+    def batches(self, rows: int) -> tuple[int, int]:
+        """Returns the number of whole batches in the first rows, and the number of rows left."""
+        whole = 0
+        for batches, size in self.ramp:
+            if rows < batches * size:
+                return whole + rows // size, rows % size
+            whole, rows = whole + batches, rows - batches * size
+        return whole + rows // self.final, rows % self.final
+
+
 class PositionedBatches:
     """Batches whose data position is saved with every checkpoint."""
 
     def __init__(
-        self, fingerprint: dict[str, Value], *, batch_size: int, order: Collection[str]
+        self,
+        fingerprint: dict[str, Value],
+        *,
+        batch_size: int,
+        ramp: tuple[tuple[int, int], ...] = (),
+        order: Collection[str],
     ) -> None:
         """Creates the batches of a fingerprint.
 
         Args:
             fingerprint: values that determine the rows and their order.
             batch_size: rows of a batch, over all hosts.
+            ramp: stages before, see `BatchSizes`.
             order: names of the values that determine the order.
         """
         self._fingerprint, self._order = fingerprint, order
-        self.batch_size = batch_size
+        self.batch_size, self.sizes = batch_size, BatchSizes(batch_size, ramp)
 
     def position(self, step: int) -> DataPosition:
         """Returns the data position after ``step`` batches."""
-        return DataPosition(example_index=step * self.batch_size, fingerprint=self._fingerprint)
+        return DataPosition(
+            example_index=self.sizes.rows(step).start, fingerprint=self._fingerprint
+        )
 
     def check(self, position: DataPosition) -> int:
         """Returns the step at which training resumes from a data position.
@@ -66,7 +99,7 @@ class PositionedBatches:
                 found=_shown(now),
                 expected=_shown(then),
             )
-        step, rest = divmod(position.example_index, self.batch_size)
+        step, rest = self.sizes.batches(position.example_index)
         if rest:
             raise UserError(
                 "resume.batch_size",
@@ -84,7 +117,8 @@ class PositionedBatches:
         If the order of rows is unchanged, rounds the position up to whole batches. Otherwise
         returns the first row.
         """
-        rows = -(-position.example_index // self.batch_size) * self.batch_size
+        batches, rest = self.sizes.batches(position.example_index)
+        rows = self.sizes.rows(batches + (rest > 0)).start
         if any(name in self._order for name in position.differences(self._fingerprint)):
             rows = 0
         return DataPosition(example_index=rows, fingerprint=self._fingerprint)

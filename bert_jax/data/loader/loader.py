@@ -20,7 +20,7 @@ from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.data.loader import row_order
 from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, TrainingBatch
-from bert_jax.data.loader.data_position import PositionedBatches
+from bert_jax.data.loader.data_position import BatchSizes, PositionedBatches
 from bert_jax.data.loader.packing import PackingPlan
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.worker_process import prepare_worker
@@ -157,6 +157,7 @@ class Loader(PositionedBatches):
         transform: RowTransform,
         *,
         batch_size: int,
+        ramp: tuple[tuple[int, int], ...] = (),
         seed: int,
         phase: int = 0,
         share: HostShare = ONE_HOST,
@@ -168,6 +169,7 @@ class Loader(PositionedBatches):
             dataset: examples of the phase.
             transform: transform to rows of one example or, with packing, several.
             batch_size: rows of a batch, over all hosts.
+            ramp: smaller batches before, see `BatchSizes`. They do not change the order of rows.
             seed: seed of the order and the masks.
             phase: index of the phase in the run. Each phase has its own order and masks.
             share: part of every batch that this host makes.
@@ -176,14 +178,17 @@ class Loader(PositionedBatches):
         Raises UserError if the hosts do not divide the batch size, the dataset is empty, or an
         example is longer than a row.
         """
-        _check_fit(dataset, transform, batch_size=batch_size, share=share)
+        for size in (batch_size, *(rows for _, rows in ramp)):
+            _check_fit(dataset, transform, batch_size=size, share=share)
         order = _order(dataset, transform, seed=seed, phase=phase)
-        self._make = TrainingBatch(dataset, transform, batch_size, share, seed, phase, order)
+        sizes = BatchSizes(batch_size, ramp)
+        self._make = TrainingBatch(dataset, transform, sizes, share, seed, phase, order)
         self._section = section
         fingerprint = {"dataset": dataset.fingerprint, "seed": seed, "phase": phase}
         super().__init__(
             fingerprint | transform.fingerprint(),
             batch_size=batch_size,
+            ramp=ramp,
             order=[*_ORDER, "seq_length"] if transform.max_examples > 1 else _ORDER,
         )
 

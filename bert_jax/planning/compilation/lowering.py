@@ -68,7 +68,8 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
         max_examples=phase.max_examples if trains else 1,
         evaluation=not trains,
     )
-    rows = phase.batch_size if trains else request.train.evaluation_rows(phase)
+    size = request.batch_size or phase.batch_size
+    rows = size if trains else request.train.evaluation_rows(phase)
     # A batch without rows has the names, dtypes and other axes of the arrays.
     batch: dict[str, Any] = {
         name: jax.ShapeDtypeStruct(
