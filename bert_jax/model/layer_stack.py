@@ -17,7 +17,7 @@ M = TypeVar("M", bound=nnx.Module)
 # Maximum number of layers that are unrolled by default. On a TPU, a scan takes 50% more cycles and
 # twice the memory for temporaries. On a CPU, a scan is 20% slower, but a deep unrolled model takes
 # minutes to compile.
-UNROLLED_ON_TPU: Final = 24
+UNROLLED_ON_TPU: Final = 28
 UNROLLED: Final = 4
 
 # What a layer stores for the backward pass. `none`: all arrays. `attention`: all but attention

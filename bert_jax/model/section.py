@@ -69,7 +69,7 @@ class Execution(Section):
     products. `full`: whole layers."""
     unroll: int | None = pydantic.Field(default=None, ge=1)
     """Number of layers per iteration of the loop over layers. Default: all layers if the model has
-    at most 24 (TPU training) or 4 (otherwise); 1 for deeper models."""
+    at most 28 (TPU training) or 4 (otherwise); 1 for deeper models."""
 
     def elsewhere(self) -> Execution:
         """Returns the settings for other devices than the run's: `fused` becomes `auto`.
