@@ -11,7 +11,7 @@ from bert_jax.cli.commands import cli
 from bert_jax.config import dump_config, load_config
 from bert_jax.errors import UserError
 from bert_jax.parallel.section import MeshSection, check_batch
-from bert_jax.train.sections import schedule_segments
+from bert_jax.train.schedule_segments import schedule_segments
 from tests.project import ROOT, refused, refuses
 
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))

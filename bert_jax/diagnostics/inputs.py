@@ -36,7 +36,8 @@ from bert_jax.tasks.table import TableSection
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.pipeline_file import MASKS
 from bert_jax.text.vocabulary import split_at_masks
-from bert_jax.train.sections import PhaseSection, TrainSection, schedule_segments
+from bert_jax.train.schedule_segments import schedule_segments
+from bert_jax.train.sections import PhaseSection, TrainSection
 
 Check = tuple[str, Callable[[], str]]  # subject; function that returns a text or raises UserError
 

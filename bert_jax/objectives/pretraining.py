@@ -33,7 +33,7 @@ from bert_jax.train.checkpoint_manifest import PARAMS
 from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.frozen import initial_params, load_frozen
 from bert_jax.train.loop import Outcome, train
-from bert_jax.train.sections import schedule_segments
+from bert_jax.train.schedule_segments import schedule_segments
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
 from bert_jax.train.state import DrawParams, abstract_params, define_model
 from bert_jax.train.trackers import require_trackers

@@ -18,7 +18,7 @@ from bert_jax.planning.compilation.step import CompiledStep, quick_refusal
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import PhasePlan, Plan
 from bert_jax.planning.request import CompileRequest, StepKind
-from bert_jax.train.sections import schedule_segments
+from bert_jax.train.schedule_segments import schedule_segments
 
 # Largest error of estimated cycles. `base` on v5e:4x4 is off by 2.5%; see docs/planning.md.
 _CYCLES_OFF: Final = "10%"

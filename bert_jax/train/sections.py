@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal, TypeAlias
 
 import pydantic
@@ -10,7 +9,6 @@ import pydantic
 from bert_jax.data.loader.packing import PackingSection
 from bert_jax.errors import SettingError, UserError
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.section import PathText, Section
 
 TrackerName: TypeAlias = Literal["wandb", "mlflow"]
@@ -264,95 +262,3 @@ class TrainSection(Section):
         """
         asked = self.evaluation and self.evaluation.batch_size
         return asked or phase.microbatch
-
-
-def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> list[ScheduleSegment]:
-    """Returns the run's schedule as segments with one warm-up and decay each.
-
-    Raises UserError if a phase has `warmup_steps` or `decay_fraction` without `learning_rate`,
-    warm-up and decay are longer than their segment, or the optimizer has a schedule that the first
-    phase replaces.
-    """
-    _refuse_replaced(section.phases[0], optimizer)
-    steps: list[int] = []
-    starts: list[PhaseSection] = []  # first phase of each segment
-    for index, phase in enumerate(section.phases):
-        _require_own_rate(phase, key=f"train.phases.{index}")
-        if phase.learning_rate is not None or not starts:
-            starts.append(phase)
-            steps.append(phase.steps)
-        else:
-            steps[-1] += phase.steps
-    return [_segment(*each, optimizer) for each in zip(starts, steps, strict=True)]
-
-
-def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
-    """Raises UserError if a phase has settings of a schedule, but no schedule of its own."""
-    if phase.learning_rate is not None:
-        return
-    for name in ("warmup_steps", "decay_fraction"):
-        if (found := getattr(phase, name)) is not None:
-            raise UserError(
-                "phases.warmup",
-                "found {found}, allowed: only together with a learning_rate of this phase",
-                place=f"{key}.{name}",
-                found=found,
-            )
-
-
-def _segment(first: PhaseSection, steps: int, optimizer: OptimizerSection) -> ScheduleSegment:
-    """Returns the segment that begins with a phase. Raises UserError like `schedule_segments`."""
-    own = first.learning_rate is not None
-    peak = first.learning_rate if own else optimizer.learning_rate
-    warmup = (first.warmup_steps if own else optimizer.warmup_steps) or 0
-    if warmup > steps:
-        raise UserError(
-            "optimizer.warmup",
-            "found {found}, allowed: at most {steps}, the steps of its schedule",
-            place="optimizer.warmup_steps",
-            found=warmup,
-            steps=steps,
-        )
-    share = optimizer.decay_fraction if first.decay_fraction is None else first.decay_fraction
-    decay = None if share is None else math.floor(share * steps + 1e-9)
-    if decay is None and optimizer.decay != "linear":
-        raise UserError(
-            "optimizer.decay",
-            "found {found}, allowed: linear, unless optimizer.decay_fraction is set",
-            place="optimizer.decay",
-            found=optimizer.decay,
-        )
-    if warmup + (decay or 0) > steps:
-        raise UserError(
-            "optimizer.decay_fraction",
-            "found {found}, which are {decay} steps after {warmup} steps of warm-up, but the "
-            "schedule has only {steps} steps",
-            place="optimizer.decay_fraction",
-            found=share,
-            decay=decay,
-            warmup=warmup,
-            steps=steps,
-        )
-    return ScheduleSegment(steps, peak or 0.0, warmup, decay, optimizer.decay)
-
-
-def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
-    """Raises UserError if the optimizer and the first phase have different schedules.
-
-    Default values of the optimizer are no conflict: a stored configuration always contains them.
-    """
-    if first.learning_rate is None:
-        return
-    replaced = {"learning_rate": first.learning_rate, "warmup_steps": first.warmup_steps or 0}
-    for name, own in replaced.items():
-        found = getattr(optimizer, name)
-        if found not in (own, OptimizerSection.model_fields[name].default):
-            raise UserError(
-                "optimizer.replaced",
-                "found {found}, but train.phases.0 has its own schedule with {expected}. Set "
-                "train.phases.0.{name} instead.",
-                place=f"optimizer.{name}",
-                found=found,
-                expected=own,
-                name=name,
-            )

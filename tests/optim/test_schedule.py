@@ -19,7 +19,8 @@ from bert_jax.optim.schedule import (
     warmup_linear,
 )
 from bert_jax.optim.sections import DecayShape, OptimizerSection, ScheduleSegment
-from bert_jax.train.sections import TrainSection, schedule_segments
+from bert_jax.train.schedule_segments import schedule_segments
+from bert_jax.train.sections import TrainSection
 from tests.project import refuses
 
 LONGEST = 400  # number of steps to evaluate, so that all schedules share one compiled program

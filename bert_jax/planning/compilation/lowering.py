@@ -22,7 +22,7 @@ from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.compiled import lower_evaluation_step, lower_train_step
 from bert_jax.train.frozen import abstract_frozen
-from bert_jax.train.sections import schedule_segments
+from bert_jax.train.schedule_segments import schedule_segments
 from bert_jax.train.spec import check_batches
 from bert_jax.train.state import abstract_params, abstract_state, define_model, same_layout
 from bert_jax.train.step import StepSpec
