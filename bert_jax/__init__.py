@@ -38,6 +38,11 @@ if TYPE_CHECKING:
         BertArchitectureChanges,
         BertSection,
     )
+    from bert_jax.encoders.distilbert.section import (
+        DistilBertArchitecture,
+        DistilBertArchitectureChanges,
+        DistilBertSection,
+    )
     from bert_jax.encoders.modernbert.section import (
         ModernBertArchitecture,
         ModernBertArchitectureChanges,
@@ -121,6 +126,7 @@ __all__ += ["status", "stop", "submit", "vocab", "watch"]
 # A configuration and its sections.
 __all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config"]
 __all__ += ["BertArchitecture", "BertArchitectureChanges", "BertSection", "EncoderArchitecture"]
+__all__ += ["DistilBertArchitecture", "DistilBertArchitectureChanges", "DistilBertSection"]
 __all__ += ["ModernBertArchitecture", "ModernBertArchitectureChanges", "ModernBertSection"]
 __all__ += ["RobertaArchitecture", "RobertaArchitectureChanges", "RobertaSection"]
 __all__ += ["BadStepsSection", "BeamSection", "BoilerplateSection"]

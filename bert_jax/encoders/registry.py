@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import pydantic
 
 from bert_jax.encoders.bert.section import BertSection
+from bert_jax.encoders.distilbert.section import DistilBertSection
 from bert_jax.encoders.electra.section import ElectraSection
 from bert_jax.encoders.modernbert.section import ModernBertSection
 from bert_jax.encoders.roberta.section import RobertaSection
@@ -26,6 +27,7 @@ from bert_jax.validation import KIND, sections_of, validate
 # To register an encoder, add its section here.
 Registered: TypeAlias = (
     Annotated[BertSection, pydantic.Tag("bert")]
+    | Annotated[DistilBertSection, pydantic.Tag("distilbert")]
     | Annotated[ElectraSection, pydantic.Tag("electra")]
     | Annotated[ModernBertSection, pydantic.Tag("modernbert")]
     | Annotated[RobertaSection, pydantic.Tag("roberta")]

@@ -30,7 +30,9 @@ class Embeddings(nnx.Module):
         self.first_position = architecture.first_position
         rows = self.first_position + architecture.max_position_embeddings
         self.position = param((rows, width), ("positions", "embed"), normal)
-        self.type = param((architecture.type_vocab_size, width), ("types", "embed"), normal)
+        self.types = architecture.type_vocab_size
+        if self.types:
+            self.type = param((self.types, width), ("types", "embed"), normal)
         parts = {"architecture": architecture, "execution": execution}
         self.norm = LayerNorm(width=width, **parts)
         if width != architecture.hidden_size:
@@ -69,14 +71,14 @@ class Embeddings(nnx.Module):
             x_BLD += self.position[...][self.first_position : end][None]
         else:
             x_BLD += self.position[...][self.first_position + position_ids]
-        types = self.type[...]
-        if types.shape[0] == 1:  # every token has this type
-            x_BLD += types[None]
-        else:
+        if self.types == 1:  # every token has this type
+            x_BLD += self.type[...][None]
+        elif self.types > 1:
+            types = self.type[...]
             # A product with a one-hot matrix is cheaper than a gather and its gradient.
-            one_hot = jnp.equal(token_type_ids[..., None], jnp.arange(types.shape[0]))
+            one_hot = jnp.equal(token_type_ids[..., None], jnp.arange(self.types))
             # Flatten the rows to one axis; see `project`.
-            rows = one_hot.astype(types.dtype).reshape(-1, types.shape[0])
+            rows = one_hot.astype(types.dtype).reshape(-1, self.types)
             x_BLD += jnp.matmul(rows, types).reshape(x_BLD.shape)
         x_BLD = constrain(self.norm(x_BLD), "batch", "length", "hidden")
         x_BLD = dropout(x_BLD, self.dropout_rate, dropout_key)

@@ -1,0 +1,1 @@
+"""DistilBERT (arXiv 1910.01108)."""

@@ -1,0 +1,59 @@
+"""DistilBERT: the post-LayerNorm encoder without token types and without a pooler."""
+
+import jax
+from jaxtyping import Array, Float
+
+from bert_jax.encoders.distilbert.section import DistilBertArchitecture
+from bert_jax.model.dropout import dropout
+from bert_jax.model.heads import EMBEDDING_GROUP, Pooler
+from bert_jax.model.post_norm import POST_NORM_GROUPS
+from bert_jax.model.post_norm_model import PostNormModel
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
+
+
+class DistilBert(PostNormModel):
+    """DistilBERT with the heads of a `HeadsSection` (arXiv 1910.01108).
+
+    Heads of rows have a dense layer with ReLU on [CLS], as in Hugging Face's classes.
+    """
+
+    groups = ParameterGroups(
+        (
+            *POST_NORM_GROUPS,
+            ParameterGroup("classifier", "heads", title="the classifier's dense layer"),
+            ParameterGroup("task", "heads", title="the task head"),
+            ParameterGroup("mlm", "heads", title="the MLM head"),
+            EMBEDDING_GROUP,
+        )
+    )
+
+    def __init__(
+        self, *, architecture: DistilBertArchitecture, execution: Execution, heads: HeadsSection
+    ) -> None:
+        super().__init__(architecture=architecture, execution=execution, heads=heads)
+        if heads.scores_rows:
+            self.classifier = Pooler(
+                activation=jax.nn.relu, architecture=architecture, execution=execution
+            )
+        if heads.task_dropout is None and heads.scores_rows:
+            self.task_dropout = architecture.seq_classif_dropout
+        if heads.task_dropout is None and heads.task == "question_answering":
+            self.task_dropout = architecture.qa_dropout
+
+    def task_logits(
+        self,
+        hidden_BLD: Float[Array, "batch length hidden"],
+        segment_ids: Array,
+        *,
+        dropout_key: Array | None = None,
+    ) -> Float[Array, "batch ..."]:
+        """Returns the float32 logits of the task head, see `EncoderModel.task_logits`."""
+        if self.heads.scores_rows:
+            hidden_BLD = self.classifier(hidden_BLD[:, :1])
+        if self.heads.task == "question_answering":
+            hidden_BLD = dropout(hidden_BLD, self.task_dropout, dropout_key)
+        return super().task_logits(hidden_BLD, segment_ids, dropout_key=dropout_key)
+
+
+MODEL = DistilBert
