@@ -107,8 +107,10 @@ def _dataset(phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> s
 
 
 def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
-    """Yields checks of the inputs of `finetune`: the initial model and the task's files."""
-    yield "init_from", lambda: _origin(section)
+    """Yields checks of the inputs of `finetune`: the models and the task's files."""
+    yield "init_from", lambda: _model(section.init_from, section)
+    if (teacher := section.distill_from) is not None:
+        yield "distill_from", lambda: _model(teacher, section)
     task = section.task
     if isinstance(task, GlueSection):
         if task.data != TFDS:
@@ -120,8 +122,7 @@ def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
             yield "task", lambda role=role, path=path: _file(path, table, role)
 
 
-def _origin(section: FinetuneSection) -> str:
-    origin = section.init_from
+def _model(origin: str, section: FinetuneSection) -> str:
     if is_remote(origin) or is_hub_name(origin):
         return f"{origin} is not checked before the run fetches it"
     root = epath.Path(origin)

@@ -57,8 +57,15 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
         ]
         found["train"] = train | {"phases": phases}
     if (finetune := found.get("finetune")) is not None:
-        start = on_bucket(finetune["init_from"], "finetune.init_from", bucket)
-        found["finetune"] = finetune | {"init_from": start}
+        models = {
+            key: on_bucket(finetune[key], f"finetune.{key}", bucket)
+            for key in ("init_from", "distill_from")
+            if finetune.get(key) is not None
+        }
+        found["finetune"] = finetune | models
+    if (teacher := (found.get("objective") or {}).get("teacher")) is not None:
+        place = on_bucket(teacher, "objective.teacher", bucket)
+        found["objective"] = found["objective"] | {"teacher": place}
     return found
 
 

@@ -33,6 +33,8 @@ _BUCKET: Final = re.compile(rf"{_PART}(\.{_PART})*")
 
 _ALTERNATIVES: Final = {
     "finetune.init_from": "a model on a hub: hf://owner/name",
+    "finetune.distill_from": "a model on a hub: hf://owner/name",
+    "objective.teacher": "a model on a hub: hf://owner/name",
     "finetune.task": "a file on this machine, which is then uploaded",
 }
 

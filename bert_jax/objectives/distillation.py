@@ -26,7 +26,7 @@ from bert_jax.objectives.masked_language_model import MLM_EPSILON, MaskedLanguag
 from bert_jax.parallel.sharding_rules import parts_in_use
 from bert_jax.runs.settings import describe
 from bert_jax.runs.teacher import TEACHER, Teacher, open_teacher, spread_layers, student_params
-from bert_jax.task import Batch, FrozenModel, Metrics, Params, Rngs, Sums
+from bert_jax.task import Batch, FrozenModel, Metrics, Params, Rngs, RowTransform, Sums
 from bert_jax.train.state import define_model
 
 TEACHER_KEY: Final = "objective.teacher"
@@ -99,6 +99,11 @@ class Distillation(MaskedLanguageModel):
 
     teacher: Teacher
     settings: DistillObjectiveSection
+
+    def features(self, *, seq_length: int, **options: Any) -> RowTransform:
+        """Returns the row transform. Raises UserError if rows do not fit the teacher."""
+        self.teacher.check_positions(seq_length, key=TEACHER_KEY)
+        return super().features(seq_length=seq_length, **options)
 
     def frozen_models(self) -> Mapping[str, FrozenModel]:
         """Returns the teacher. If `initial_layers` is set, the student starts from it."""

@@ -49,6 +49,19 @@ class Teacher:
         """Function that makes the model, for `define_model`."""
         return encoder_builder(self.architecture, self.execution, self.heads)
 
+    def check_positions(self, length: int, *, key: str) -> None:
+        """Raises UserError if rows of `length` tokens do not fit the teacher."""
+        if length > self.architecture.max_position_embeddings:
+            raise UserError(
+                "teacher.positions",
+                "found {teacher}, which has {found} positions, but rows have {length} tokens. Use "
+                "shorter rows.",
+                place=key,
+                teacher=self.directory,
+                found=self.architecture.max_position_embeddings,
+                length=length,
+            )
+
     def load(self, abstract: Params, *, tokenizer: Tokenizer, key: str) -> Params:
         """Returns the parameters with the shardings of `abstract`.
 

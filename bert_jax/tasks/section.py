@@ -9,7 +9,7 @@ from bert_jax.errors import SettingError, UserError
 from bert_jax.model.section import Dtype, Execution
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.runs.settings import RunSettings
-from bert_jax.section import ModelPathText, Section
+from bert_jax.section import ModelPathText, Section, refuse_ignored
 from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.glue.family import GlueSection
@@ -39,6 +39,13 @@ class FinetuneSection(Section):
     it)."""
     task: TaskSection = pydantic.Field(discriminator="kind")
     """The task and its files; `kind` selects the keys."""
+    distill_from: ModelPathText | None = None
+    """A teacher: a model that was fine-tuned on the same task with the same tokenizer, named like
+    `init_from`. The model learns its predictions and the labels."""
+    distill_temperature: float = pydantic.Field(default=2.0, gt=0)
+    """Temperature of both softmaxes when predictions are compared."""
+    distill_weight: float = pydantic.Field(default=0.5, ge=0, le=1)
+    """Weight of the teacher's predictions in the loss. The labels have 1 minus this weight."""
     split_seed: int = pydantic.Field(default=0, ge=0)
     """Seed for holding out a dev set."""
     max_length: int = pydantic.Field(default=128, ge=8)
@@ -95,6 +102,19 @@ class FinetuneSection(Section):
             )
         return self
 
+    @pydantic.model_validator(mode="after")
+    def _distillation(self) -> Self:
+        if self.distill_from is None:
+            names = ("distill_temperature", "distill_weight")
+            refuse_ignored(self, *names, allowed="distill_from")
+        elif isinstance(self.task, EmbeddingSection):
+            raise SettingError(
+                "finetune.distill_embedding",
+                "found with task embedding, which has no labels. Remove distill_from.",
+                place="distill_from",
+            )
+        return self
+
     def check_positions(self, positions: int) -> None:
         """Raises UserError if `max_length` exceeds the number of positions of a model."""
         if self.max_length > positions:
@@ -125,6 +145,7 @@ class FinetuneSettings(RunSettings):
 
     finetune: FinetuneSection
     origin: str  # the run directory that `finetune.init_from` names
+    teacher: str | None = None  # the run directory that `finetune.distill_from` names
 
     def with_finetune(self, **changed: Any) -> Self:
         """Returns a copy with changed fields of the `finetune` section."""

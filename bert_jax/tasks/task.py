@@ -10,7 +10,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.encoders.build import encoder_builder
-from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.layers import subkey
@@ -60,6 +60,11 @@ class FinetuneTask:
         total = (losses * items).sum()
         return total / divisors["task"], {"task_loss": (total, items.sum())}
 
+    def flops_per_row(self, *, seq_length: int) -> float:
+        """Returns the FLOPs of a row, forward and backward."""
+        read = 1 if self.heads.scores_rows else None
+        return TRAINING * self.architecture.forward_flops(seq_length=seq_length, read=read)
+
     def score(self, sums: Sums) -> dict[str, float]:
         """Returns the mean loss."""
         total, count = sums["task_loss"]
@@ -100,9 +105,7 @@ class FinetuneTask:
             return cross_entropy(found, jnp.maximum(batch["labels"], 0)).loss
         if heads.task == "question_answering":
             ends = jnp.stack([batch["start"], batch["end"]], axis=1)
-            inside = batch["segment_ids"][:, :, None] > 0
-            per_end = jnp.where(inside, found, NO_POSITION).swapaxes(1, 2)
-            return cross_entropy(per_end, ends).loss.mean(axis=1)
+            return cross_entropy(position_logits(found, batch), ends).loss.mean(axis=1)
         if heads.problem == "regression":
             return jnp.square(found[:, 0] - batch["label"])
         if heads.problem == "multi_label":
@@ -116,6 +119,12 @@ class FinetuneTask:
 
 # Logit of padding positions, which must never be an answer.
 NO_POSITION = -1e9
+
+
+def position_logits(found: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the logits of start and end over the tokens of a row, [B, 2, L]."""
+    inside = batch["segment_ids"][:, :, None] > 0
+    return jnp.where(inside, found, NO_POSITION).swapaxes(1, 2)
 
 
 def logits(model: EncoderModel, batch: Batch, *, dropout_key: jax.Array | None) -> jax.Array:

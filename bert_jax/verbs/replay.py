@@ -14,7 +14,7 @@ from bert_jax.runs.run_directory import Run, open_run
 from bert_jax.tasks.training.setup import task_of
 from bert_jax.train.dump import DumpRecord, read_record
 from bert_jax.train.replay import Replay, by_layer, by_module, replay_step
-from bert_jax.verbs.teachers import with_teacher_of_run
+from bert_jax.verbs.teachers import teacher_of_task, with_teacher_of_run
 
 
 def replay(
@@ -49,7 +49,8 @@ def replay(
     run = run._replace(architecture=run.architecture.with_changes(record.architecture))
     initialise(mesh or MeshSection())
     if run.is_fine_tuned:
-        task = task_of(run, class_weights=record.task.get("class_weights"))
+        weights = record.task.get("class_weights")
+        task = task_of(run, class_weights=weights, teacher=teacher_of_task(run))
         found = replay_step(folder, record, task, chunks=task.chunks)
     else:
         found = replay_step(folder, record, objective_of(with_teacher_of_run(run)))

@@ -83,11 +83,15 @@ def finetune_settings(
     with starting_jax():
         from bert_jax.verbs.import_checkpoint import find_origin
     origin = find_origin(section.init_from)
+    names = {"init_from": origin.name, "task": pinned(section.task)}
+    teacher = None
+    if section.distill_from is not None:
+        found = find_origin(section.distill_from)
+        teacher, names["distill_from"] = found.run_dir, found.name
     return FinetuneSettings(
-        finetune=section.model_copy(
-            update={"init_from": origin.name, "task": pinned(section.task)}
-        ),
+        finetune=section.model_copy(update=names),
         origin=origin.run_dir,
+        teacher=teacher,
         **_common(config, run_dir, allow_data_change=allow_data_change, started=started),
     )
 

@@ -1,7 +1,7 @@
 """Checks of `submit` before a request for machines: inputs, bucket, cloud, memory, cost."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 
@@ -121,16 +121,23 @@ def _inputs(prepared: PreparedJob) -> Sequence[PreflightFinding]:
     if prepared.job.verb == "pretrain":
         phases = config.train.phases if config.train is not None else ()
         datasets = {f"train.phases.{i}.dataset": phase.dataset for i, phase in enumerate(phases)}
-        return preflight.check_inputs(tokenizer=config.tokenizer, datasets=datasets, others={})
+        others = _models({"objective.teacher": getattr(config.objective, "teacher", None)})
+        return preflight.check_inputs(tokenizer=config.tokenizer, datasets=datasets, others=others)
     others: dict[str, str] = {}
     if config.finetune is not None:
-        if not is_hub_name(config.finetune.init_from):
-            others["finetune.init_from"] = config.finetune.init_from
+        section = config.finetune
+        models = {"init_from": section.init_from, "distill_from": section.distill_from}
+        others = _models({f"finetune.{key}": name for key, name in models.items()})
         targets = [entry.target for entry in prepared.uploads]
         for key, path in task_paths(config.finetune.task.model_dump()).items():
             if not path.startswith(tuple(targets)):
                 others[f"finetune.task.{key}"] = path
     return preflight.check_inputs(tokenizer=None, datasets={}, others=others)
+
+
+def _models(named: Mapping[str, str | None]) -> dict[str, str]:
+    """Returns the paths of models by setting, without names on a hub."""
+    return {key: name for key, name in named.items() if name and not is_hub_name(name)}
 
 
 def _cloud(job: Job) -> Sequence[PreflightFinding]:

@@ -8,7 +8,6 @@ import jax
 from etils import epath
 from rich.console import Console
 
-from bert_jax.model.architecture import TRAINING
 from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.evaluation import Evaluation
@@ -18,6 +17,7 @@ from bert_jax.tasks.predictor import Predictor, score_splits
 from bert_jax.tasks.training.evaluation import conclude
 from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpointer import Checkpointer
+from bert_jax.train.frozen import load_frozen
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.spec import CheckpointSelection, Intervals, Phase, TrainSpec
@@ -83,12 +83,8 @@ def _train_spec(
         loader=batches,
         shapes=len(batches.plan.shapes),
         # FLOPs of a row of mean length.
-        flops_per_row=TRAINING
-        * len(family.splits["train"].row(0).sequences)
-        * prepared.architecture.forward_flops(
-            seq_length=round(batches.plan.mean_length),
-            read=1 if prepared.family.heads.scores_rows else None,
-        ),
+        flops_per_row=len(family.splits["train"].row(0).sequences)
+        * prepared.task.flops_per_row(seq_length=round(batches.plan.mean_length)),
         evaluate=evaluate,
         watch=None,
         validation=" ".join(prepared.content[name] for name in family.dev),
@@ -123,4 +119,5 @@ def _train_spec(
         started=settings.started,
         bad_steps=section.bad_steps,
         task_facts={"class_weights": prepared.task.class_weights},
+        frozen=load_frozen(prepared.task, prepared.mesh),
     )

@@ -36,12 +36,14 @@ from bert_jax.runs.setting_changes import find_changes, refuse_other_settings
 from bert_jax.section import under
 from bert_jax.task import Params
 from bert_jax.tasks.batches import TrainBatches
+from bert_jax.tasks.distillation import DistilledTask, open_task_teacher
 from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.embedding.task import EmbeddingTask
 from bert_jax.tasks.family import DataRequest, Family, hub_files
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection, FinetuneSettings
 from bert_jax.tasks.task import FinetuneTask
+from bert_jax.text import Tokenizer
 from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model
 from bert_jax.train.trackers import require_trackers
@@ -217,6 +219,8 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     check_batch("finetune.batch_size", section.batch_size, parts=parts, accumulation=accumulation)
     task = _task(
         section,
+        settings.teacher,
+        origin.tokenizer,
         architecture=architecture,
         execution=resolved,
         heads=family.heads,
@@ -316,14 +320,19 @@ def _unshared(prepared: TrainingSetup) -> set[str]:
     return found
 
 
-def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
+def task_of(
+    run: Run, *, class_weights: Sequence[float] | None, teacher: str | None
+) -> FinetuneTask:
     """Returns the task of a fine-tuned run, without opening its data.
 
-    `class_weights` are those that the run computed from its training labels.
+    `class_weights` are those that the run computed from its training labels. `teacher` is the run
+    directory that `finetune.distill_from` names.
     """
     section = run.section("finetune", FinetuneSection, verb="replay")
     task = _task(
         section,
+        teacher,
+        run.tokenizer,
         architecture=run.architecture,
         execution=run.model.execution,
         heads=run.heads,
@@ -332,10 +341,25 @@ def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
     return _frozen(task, section, define_model(task.build))
 
 
-def _task(section: FinetuneSection, **parts: Any) -> FinetuneTask:
+def _task(
+    section: FinetuneSection, teacher: str | None, tokenizer: Tokenizer, **parts: Any
+) -> FinetuneTask:
     if isinstance(section.task, EmbeddingSection):
         loss, chunks = section.task.loss, section.accumulation
         return EmbeddingTask(training=loss, chunks=chunks, **parts)
+    if teacher is not None:
+        return DistilledTask(
+            teacher=open_task_teacher(
+                teacher,
+                student=parts["execution"],
+                heads=parts["heads"],
+                max_length=section.max_length,
+            ),
+            temperature=section.distill_temperature,
+            weight=section.distill_weight,
+            tokenizer=tokenizer,
+            **parts,
+        )
     return FinetuneTask(**parts)
 
 
