@@ -16,6 +16,7 @@ from flax import nnx, serialization
 from flax.traverse_util import unflatten_dict
 from transformers import (
     BertConfig,
+    DistilBertConfig,
     ElectraConfig,
     ModernBertConfig,
     PreTrainedConfig,
@@ -130,6 +131,10 @@ def small_config(kind: str, **changes: Any) -> PreTrainedConfig:
         return modernbert_config(**changes)
     if issubclass(own, ElectraConfig):
         return hf_config(own, **{"embedding_size": 24, **changes})
+    if issubclass(own, DistilBertConfig):
+        # Its attribute map lacks the width of the FFN.
+        inner = changes.pop("intermediate_size", 64)
+        return hf_config(own, **{"hidden_dim": inner, **changes})
     return hf_config(**changes) if own is BertConfig else roberta_config(own, **changes)
 
 

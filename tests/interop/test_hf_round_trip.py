@@ -142,6 +142,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "electra-question-answering": ("ElectraForQuestionAnswering", {"hidden_size": 36}, {}),
     "electra-multiple-choice": ("ElectraForMultipleChoice", {}, {}),
     "electra-bare": ("ElectraModel", {"num_hidden_layers": 3}, {}),
+    "distil-masked-lm": ("DistilBertForMaskedLM", {"activation": "gelu_new", "n_layers": 1}, {}),
+    "distil-sequence": (
+        "DistilBertForSequenceClassification",
+        {**THREE, "problem_type": SINGLE, "seq_classif_dropout": 0.4},
+        {},
+    ),
+    "distil-token": ("DistilBertForTokenClassification", {**THREE, "dropout": 0.3}, {}),
+    "distil-question-answering": ("DistilBertForQuestionAnswering", {"qa_dropout": 0.0}, {}),
+    "distil-multiple-choice": ("DistilBertForMultipleChoice", {"dim": 36, "n_heads": 3}, {}),
+    "distil-bare": ("DistilBertModel", {"hidden_dim": 50, "attention_dropout": 0.2}, {}),
     "modern-bare": ("ModernBertModel", {"hidden_size": 36, "num_attention_heads": 3}, {}),
 }
 # Number of pieces in cases with more embedding rows.
@@ -159,6 +169,8 @@ MEANING: dict[str, tuple[tuple[str, ...], str | None]] = {
     "modern-token": (tuple(LABELS.values()), None),
     "electra-sequence": (tuple(LABELS.values()), "single_label"),
     "electra-token": (tuple(LABELS.values()), None),
+    "distil-sequence": (tuple(LABELS.values()), "single_label"),
+    "distil-token": (tuple(LABELS.values()), None),
     "roberta-sequence": (tuple(LABELS.values()), "single_label"),
     "roberta-token": (tuple(LABELS.values()), None),
     "camembert-sequence": (tuple(f"LABEL_{number}" for number in range(5)), None),

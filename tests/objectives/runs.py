@@ -37,7 +37,7 @@ def config_of(
     values["model"] = {"kind": encoder, "architecture": architecture, "execution": execution}
     values["objective"] = {"kind": objective}
     if teacher is not None:
-        values["objective"] |= {"teacher": str(teacher), "initial_layers": None}
+        values["objective"]["teacher"] = str(teacher)
     values["run_dir"] = str(folder / "run")
     return write_config(folder / "run.yaml", values), values["run_dir"]
 

@@ -38,11 +38,15 @@ CASES = [
     for objective, section in OBJECTIVES.items()
     for encoder in SECTIONS
     if section.heads.of_pretraining <= SECTIONS[encoder].pretraining_heads().of_pretraining
-    # A distillation has the parts of other objectives twice: one student is enough.
-    and (objective != "distill" or encoder == "bert")
+    # DistilBERT has BERT's network and BERT's loss: train it only as the student of a distillation.
+    and (objective == "distill") == (encoder == "distilbert")
 ]
 # RoBERTa and ELECTRA have BERT's network: only their positions and heads have code of their own.
-NETWORKS = [case for case in CASES if case[1] in ("bert", "modernbert") or case[0] == "electra"]
+NETWORKS = [
+    (objective, encoder)
+    for objective, encoder in CASES
+    if encoder in ("bert", "modernbert") or objective in ("electra", "distill")
+]
 
 
 def on_encoders(cases: list[tuple[str, str]]) -> Any:
@@ -309,3 +313,24 @@ def test_an_imported_model_has_the_objective_of_its_heads(
     assert "mlm_loss" in ok("evaluate", imported, "--dataset", datasets["roberta"])
     result = refused("pretrain", train("bert", "bert").config, f"run_dir={imported}")
     assert (result.key, result.values["objective"]) == ("run.other_heads", "bert")
+
+
+def test_a_distilled_student_is_fine_tuned_and_exported(
+    tmp_path: Path, train: Callable[[str, str], Trained]
+) -> None:
+    table, tuned = tmp_path / "table.csv", tmp_path / "tuned"
+    texts = ["Return a new list.", "Raise an error.", "Open the file.", "Close the file."]
+    rows = [f"{text},{'ab'[at % 2]}" for at, text in enumerate(texts * 4)]
+    table.write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    task = {"kind": "table", "train": str(table), "dev": str(table), "text": "text"}
+    settings: dict[str, Any] = {"init_from": str(train("distill", "distilbert").run_dir)}
+    settings |= {"task": task | {"label": "label"}, "epochs": 1, "max_length": 16}
+    values = {"run_dir": str(tuned), "finetune": settings}
+    ok("finetune", write_config(tmp_path / "tune.yaml", values))
+    ok("export", tuned, tmp_path / "exported", "--to", "hf")
+    model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "exported", output_loading_info=True
+    )
+    assert type(model).__name__ == "DistilBertForSequenceClassification"
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
