@@ -43,6 +43,11 @@ if TYPE_CHECKING:
         DistilBertArchitectureChanges,
         DistilBertSection,
     )
+    from bert_jax.encoders.electra.section import (
+        ElectraArchitecture,
+        ElectraArchitectureChanges,
+        ElectraSection,
+    )
     from bert_jax.encoders.modernbert.section import (
         ModernBertArchitecture,
         ModernBertArchitectureChanges,
@@ -62,6 +67,7 @@ if TYPE_CHECKING:
     from bert_jax.model.section import Execution, HeadsSection, ModelSection, PoolingSection
     from bert_jax.objectives.bert import BertObjectiveSection
     from bert_jax.objectives.distill import DistillObjectiveSection
+    from bert_jax.objectives.electra import ElectraObjectiveSection, GeneratorSection
     from bert_jax.objectives.roberta import RobertaObjectiveSection
     from bert_jax.objectives.sop import SopObjectiveSection
     from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
@@ -127,6 +133,8 @@ __all__ += ["status", "stop", "submit", "vocab", "watch"]
 __all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config"]
 __all__ += ["BertArchitecture", "BertArchitectureChanges", "BertSection", "EncoderArchitecture"]
 __all__ += ["DistilBertArchitecture", "DistilBertArchitectureChanges", "DistilBertSection"]
+__all__ += ["ElectraArchitecture", "ElectraArchitectureChanges", "ElectraSection"]
+__all__ += ["ElectraObjectiveSection", "GeneratorSection"]
 __all__ += ["ModernBertArchitecture", "ModernBertArchitectureChanges", "ModernBertSection"]
 __all__ += ["RobertaArchitecture", "RobertaArchitectureChanges", "RobertaSection"]
 __all__ += ["BadStepsSection", "BeamSection", "BoilerplateSection"]
