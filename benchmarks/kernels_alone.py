@@ -28,6 +28,7 @@ def lower_attention(
     columns: int,
     dtype: DTypeLike,
     rate: float,
+    causal: bool = False,
     queries: int | None = None,
 ) -> jax.stages.Lowered:
     """Returns attention with its gradients.
@@ -45,7 +46,11 @@ def lower_attention(
     ) -> object:
         def total(qkv: Triple, bias: Array) -> Array:
             out = fused_attention(
-                qkv, bias, segments, seeds, columns=columns, rate=rate, queries_BQ=positions
+                *(qkv, bias, segments, seeds),
+                columns=columns,
+                rate=rate,
+                causal=causal,
+                queries_BQ=positions,
             )
             return out.astype(jnp.float32).sum()
 

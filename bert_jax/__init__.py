@@ -66,10 +66,12 @@ if TYPE_CHECKING:
     from bert_jax.model.architecture import EncoderArchitecture
     from bert_jax.model.section import Execution, HeadsSection, ModelSection, PoolingSection
     from bert_jax.objectives.bert import BertObjectiveSection
+    from bert_jax.objectives.causal import CausalObjectiveSection
     from bert_jax.objectives.distill import DistillObjectiveSection
     from bert_jax.objectives.electra import ElectraObjectiveSection, GeneratorSection
     from bert_jax.objectives.roberta import RobertaObjectiveSection
     from bert_jax.objectives.sop import SopObjectiveSection
+    from bert_jax.objectives.train_section import PhaseSection, TrainSection
     from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
     from bert_jax.parallel.section import CompilationCacheSection, DistributedSection, MeshSection
     from bert_jax.pipelines.engines.beam import BeamSection
@@ -97,10 +99,8 @@ if TYPE_CHECKING:
         BadStepsSection,
         CheckpointSection,
         EvaluationSection,
-        PhaseSection,
         ProfileSection,
         RampStage,
-        TrainSection,
         WatchdogSection,
     )
     from bert_jax.verbs.demo import Demo, demo
@@ -145,7 +145,8 @@ __all__ += ["EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixtureSection", "ModelSection"]
 __all__ += ["MultipleChoiceSection", "NearDuplicatesSection", "BertObjectiveSection"]
-__all__ += ["DistillObjectiveSection", "RobertaObjectiveSection", "SopObjectiveSection"]
+__all__ += ["CausalObjectiveSection", "DistillObjectiveSection", "RobertaObjectiveSection"]
+__all__ += ["SopObjectiveSection"]
 __all__ += ["OptimizerSection", "PackingSection", "PhaseSection", "ProfileSection", "RampStage"]
 __all__ += ["SquadSection", "SubmitSection", "SweepSection", "TableSection"]
 __all__ += ["TokenClassificationSection", "TrainSection", "VocabSection", "WatchdogSection"]

@@ -16,14 +16,14 @@ from bert_jax.files.read import MAX_DEPTH, no_such_file, shown
 from bert_jax.files.remote import is_remote
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
 from bert_jax.launch.section import SubmitSection
-from bert_jax.objectives.registry import DEFAULT, AnyObjectiveSection
+from bert_jax.objectives.registry import DEFAULT, AnyObjectiveSection, masking_of
+from bert_jax.objectives.train_section import TrainSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.pipelines.examples import ExamplesSection
 from bert_jax.pipelines.vocabulary.train import VocabSection
-from bert_jax.section import PathText, Section
+from bert_jax.section import PathText, Section, refuse_ignored
 from bert_jax.tasks.section import FinetuneSection
-from bert_jax.train.sections import TrainSection
 from bert_jax.validation import InvalidValue, validate
 
 _CONFIGS: Final = "bert_jax.configs"
@@ -66,16 +66,25 @@ class RunConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
-        masked = self.objective.masking.max_predictions
         for index, phase in enumerate(self.train.phases if self.train else ()):
             found = phase.max_predictions
+            masking = masking_of(phase.objective or self.objective)
+            if masking is None:
+                try:
+                    refuse_ignored(phase, "max_predictions", allowed="an objective with masks")
+                except SettingError as error:
+                    raise error.with_place(f"train.phases.{index}.max_predictions") from None
+                continue
+            masked = masking.max_predictions
+            setting = "objective" if phase.objective is None else f"train.phases.{index}.objective"
             if masked is not None and found not in (None, masked):
                 raise SettingError(
                     "config.max_predictions",
-                    "found {found}, but objective.masking.max_predictions is {other}. Set only "
+                    "found {found}, but {setting}.masking.max_predictions is {other}. Set only "
                     "one of them.",
                     place=f"train.phases.{index}.max_predictions",
                     found=found,
+                    setting=setting,
                     other=masked,
                 )
         return self

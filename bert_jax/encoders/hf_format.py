@@ -106,6 +106,7 @@ class ClassHeads(NamedTuple):
     mlm: bool = False
     next_sentence: bool = False
     replaced_tokens: bool = False
+    causal: bool = False  # whether attention is left to right
     task: TaskName | None = None
 
 
@@ -125,6 +126,7 @@ class HfConfig(Section):
     """Fields of `SpecialIds` by the key that an export writes."""
 
     model_type: str = "bert"
+    is_decoder: bool = False
     tie_word_embeddings: Literal[True] = True
     architectures: list[str] | None = None
     id2label: dict[str, str | int] | None = None
@@ -177,7 +179,8 @@ class HfConfig(Section):
     @classmethod
     def written(cls, architecture: Any, special: SpecialIds) -> dict[str, Any]:
         """Returns the keys and values of an architecture, and the ids of special pieces."""
-        settings = architecture.model_dump()
+        # `bert-jax export` refuses other positions.
+        settings = architecture.model_dump(exclude={"position_embedding"})
         for name in _ACTIVATIONS_OF_US:
             if name in settings:
                 ours = settings.pop(name)

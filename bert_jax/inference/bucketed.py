@@ -195,5 +195,5 @@ class InferenceModel(NamedTuple):
 def model_of_run(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> InferenceModel:
     """Loads a checkpoint of a run; see `load_params`."""
     loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
-    name, architecture = str(run.directory), loaded.architecture
-    return InferenceModel(name, run.tokenizer, architecture, run.heads, loaded)
+    name = str(run.directory)
+    return InferenceModel(name, run.tokenizer, loaded.architecture, loaded.heads, loaded)

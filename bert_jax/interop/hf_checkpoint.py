@@ -173,6 +173,7 @@ def _heads_found(weights: HfWeights, found: hf_config.HfModelConfig, source: Pat
         mlm=promised.mlm or has("mlm"),
         next_sentence=promised.next_sentence or has("next_sentence"),
         replaced_tokens=promised.replaced_tokens or has("replaced_tokens"),
+        causal=promised.causal,
         task=promised.task,
         labels=config.labels if promised.task in LABELLED else (),
         problem=config.problem if promised.task == "sequence_classification" else None,

@@ -74,7 +74,17 @@ def read_config(path: Path) -> HfModelConfig:
             allowed=list(classes),
             hint=did_you_mean(name, classes),
         )
-    return HfModelConfig(chosen, name, classes[name][1], config)
+    heads = classes[name][1]
+    if config.is_decoder != heads.causal:
+        raise UserError(
+            "import.is_decoder",
+            "found {found} in a file of class {name}, allowed: {allowed}",
+            place=f"{path}: is_decoder",
+            found=config.is_decoder,
+            name=name,
+            allowed=heads.causal,
+        )
+    return HfModelConfig(chosen, name, heads, config)
 
 
 def write_config(
@@ -88,6 +98,8 @@ def write_config(
         **chosen.config.written(architecture, special),
         "dtype": "float32",
     }
+    if heads.causal:
+        config["is_decoder"] = True
     if heads.labels:
         config["id2label"] = {str(index): label for index, label in enumerate(heads.labels)}
         config["label2id"] = {label: index for index, label in enumerate(heads.labels)}
@@ -107,6 +119,7 @@ def heads_of(wanted: ClassHeads, heads: HeadsSection) -> HeadsSection:
         mlm=wanted.mlm,
         next_sentence=wanted.next_sentence,
         replaced_tokens=wanted.replaced_tokens,
+        causal=wanted.causal,
         task=wanted.task,
         labels=heads.labels if wanted.task in LABELLED else (),
         problem=heads.problem if wanted.task == "sequence_classification" else None,
@@ -129,6 +142,7 @@ def classes_for(
         and heads.mlm >= wanted.mlm
         and heads.next_sentence >= wanted.next_sentence
         and heads.replaced_tokens >= wanted.replaced_tokens
+        and heads.causal == wanted.causal
         and wanted.task in (None, heads.task)
     }
     # By default, a fine-tuned model is exported as the class of its task.

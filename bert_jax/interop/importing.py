@@ -57,7 +57,9 @@ def model_in_memory(model: Pretrained, *, mesh: Mesh, name: str) -> InferenceMod
     definition = define_model(encoder_builder(model.architecture, execution, model.heads))
     layout = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(definition, mesh))
     params = jax.device_put(model.params, layout)
-    loaded = LoadedParams(model.step or 0, model.architecture, definition, params, mesh)
+    loaded = LoadedParams(
+        model.step or 0, model.architecture, model.heads, definition, params, mesh
+    )
     return InferenceModel(name, model.tokenizer, model.architecture, model.heads, loaded)
 
 

@@ -113,7 +113,7 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     _, placements = _placements(architecture, model.heads)
     write_bundle(root / CHECKPOINT, _tensors(placements, model))
     tokenizer.save(root)
-    values = architecture.model_dump(exclude={"layer_norm_eps"})
+    values = architecture.model_dump(exclude={"layer_norm_eps", "position_embedding"})
     by_name = {ours: theirs for theirs, ours in GOOGLE_BERT_ACTIVATIONS.items()}
     values["hidden_act"] = by_name[architecture.hidden_act]
     write_whole(root / CONFIG, (json.dumps(values, indent=2, sort_keys=True) + "\n").encode())

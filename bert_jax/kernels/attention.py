@@ -5,6 +5,8 @@ are split into tiles of queries, not of keys, so that the softmax sees all score
 passes compute the dropout mask with `random_bits`, so `fused` and `xla` drop the same elements.
 Tests compare the results with `bert_jax.model.xla_attention`.
 
+If attention is causal, a tile of queries reads only the keys up to its last query.
+
 If heads are narrower than the 128 lanes of a vector register, a block has several heads side by
 side, as the projections store them, so nothing is transposed. In the product of one head, the lanes
 of the other heads contain encoded segments. So the product also masks the scores, at no cost: the
@@ -21,15 +23,13 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.kernels.attention_kernels import backward_kernel, forward_kernel, scale
-from bert_jax.kernels.attention_tiles import Shape, padded, padded_queries
+from bert_jax.kernels.attention_tiles import HIDDEN, Shape, padded, padded_queries
 from bert_jax.kernels.pallas_call import launch, on_each_device
 from bert_jax.kernels.random_bits import composes_words, line_words
 from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Array = jax.Array
 
-# Added to a score for each bit in which query and key segments differ; their softmax is then 0.
-_MASKED: Final = -(2.0**15)
 _CODE: Final = 32  # lanes of an encoded segment, two per bit
 
 _Triple: TypeAlias = tuple[Array, Array, Array]
@@ -37,12 +37,14 @@ _Triple: TypeAlias = tuple[Array, Array, Array]
 _AXES: Final[dict[str, LogicalAxes]] = {
     **dict.fromkeys(("query_words", "key_words"), ("batch", "heads", "length")),
     **dict.fromkeys(("query_segments", "key_segments"), ("batch", "length")),
+    "query_places": ("batch", "rest", "length"),
     **dict.fromkeys(("queries", "keys"), ("batch", "length", "heads")),
     **dict.fromkeys(("slopes", "query_slopes", "key_slopes"), ("rest", "batch", "length", "heads")),
     "logs": ("batch", "heads", "rest", "length"),
     "sums": ("rest", "batch", "rest", "heads"),
 }
-# Operands of both kernels, as keys of `_AXES`; see `attention_kernels.Read`.
+# Operands of both kernels, as keys of `_AXES`; see `attention_kernels.Read`. In causal attention,
+# `query_places` follows.
 _READ: Final = (
     *("query_words", "key_words", "query_segments", "key_segments"),
     *("queries", "keys", "keys"),
@@ -57,6 +59,7 @@ def fused_attention(
     *,
     columns: int,
     rate: float,
+    causal: bool = False,
     queries_BQ: Array | None = None,
 ) -> Array:
     """Returns softmax(q·kᵀ/√columns) · v for each head, with dropout: [B, Q, heads · columns].
@@ -72,6 +75,7 @@ def fused_attention(
         seeds: seeds of dropout, int32 [2, B, heads]. If None, nothing is dropped.
         columns: width of a head.
         rate: dropout rate of probabilities.
+        causal: whether a token attends only to itself and to earlier tokens.
         queries_BQ: positions of the queries, int32. If None, every token is a query.
     """
     if seeds is None:
@@ -81,7 +85,15 @@ def fused_attention(
     if queries_BQ is not None:
         of_queries = jnp.take_along_axis(segment_ids, queries_BQ, axis=1)
         tokens = _Tokens(queries_BQ, of_queries, segment_ids)
-    return _attend(qkv_BLW, bias_3W, tokens, seeds, columns, rate)
+    return _attend(qkv_BLW, bias_3W, tokens, seeds, _Facts(columns, rate, causal))
+
+
+class _Facts(NamedTuple):
+    """Settings of the kernels."""
+
+    columns: int  # width of a head
+    rate: float  # dropout rate
+    causal: bool
 
 
 class _Tokens(NamedTuple):
@@ -100,18 +112,16 @@ def _padded(x: Array, tokens: _Tokens, *, keys: bool = False) -> Array:
     return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2))) if missing else x
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attend(
-    qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, columns: int, rate: float
-) -> Array:
-    return _forward(qkv, bias, tokens, seeds, columns, rate)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend(qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, facts: _Facts) -> Array:
+    return _forward(qkv, bias, tokens, seeds, facts)[0]
 
 
 def _forward(
-    qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, columns: int, rate: float
+    qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, facts: _Facts
 ) -> tuple[Array, tuple[Any, ...]]:
     with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
-    with_bias[0] *= scale(columns)
+    with_bias[0] *= scale(facts.columns)
     q, k, v = (x.astype(qkv[0].dtype) for x in with_bias)
     # Add 1: segment 0 is padding that the kernels add, segment 1 is padding of the caller.
     of_queries = _padded(tokens.of_queries + 1, tokens)
@@ -123,13 +133,14 @@ def _forward(
         *(of_queries, of_keys, _padded(q, tokens)),
         *(_padded(each, tokens, keys=True) for each in (k, v)),
     )
-    facts = {"tokens": tokens, "columns": columns, "rate": rate}
-    out, logs = _run(forward_kernel, operands, _READ, ("queries", "logs"), **facts)
+    if facts.causal:
+        operands += (jnp.broadcast_to(positions, of_queries.shape)[:, None],)
+    out, logs = _run(forward_kernel, operands, (), ("queries", "logs"), tokens, facts)
     return out[:, : qkv[0].shape[1]], (tokens, operands, out, logs)
 
 
 def _backward(
-    columns: int, rate: float, residuals: tuple[Any, ...], gradient: Array
+    facts: _Facts, residuals: tuple[Any, ...], gradient: Array
 ) -> tuple[_Triple, Array, None, None]:
     tokens, operands, out, logs = residuals
     queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
@@ -137,11 +148,10 @@ def _backward(
     *found, sums = _run(
         backward_kernel,
         (*operands, out, logs, _padded(gradient, tokens)),
-        (*_READ, "queries", "logs", "queries"),
+        ("queries", "logs", "queries"),
         (*slopes, "sums"),
-        tokens=tokens,
-        columns=columns,
-        rate=rate,
+        tokens,
+        facts,
     )
     of_q = found[0][0, :, :queries]
     of_k, of_v = found[-1][-2:, :, :length]
@@ -154,29 +164,29 @@ _attend.defvjp(_forward, _backward)
 def coded_segments(segments: Array, shape: Any, dtype: Any, *, of_keys: bool) -> Array:
     """Encodes segments [B, L] of queries or keys for the kernels, [B, L, lanes].
 
-    Each bit takes two lanes. If query and key differ in a bit, query × key is `_MASKED` in one of
+    Each bit takes two lanes. If query and key differ in a bit, query × key is `HIDDEN` in one of
     the bit's lanes. If they agree, it is zero in both lanes.
     """
     lane = jnp.arange(shape.lanes_of_segments, dtype=jnp.int32) % _CODE
     bits = (segments[..., None] >> (lane // 2)) + lane & 1
-    return ((1 - bits) * int(_MASKED) if of_keys else bits).astype(dtype)
+    return ((1 - bits) * int(HIDDEN) if of_keys else bits).astype(dtype)
 
 
 def _run(
     body: Callable[..., None],
     operands: tuple[Array, ...],
-    names: tuple[str, ...],
+    more: tuple[str, ...],
     results: tuple[str, ...],
-    *,
     tokens: _Tokens,
-    columns: int,
-    rate: float,
+    facts: _Facts,
 ) -> tuple[Array, ...]:
     """Runs a kernel on each device, for the device's rows and heads. Returns `results`.
 
-    `names` (operands) and `results` are keys of `_AXES`. A gradient has the key of its array.
+    `more` are the operands after those that both kernels read. They and `results` are keys of
+    `_AXES`. A gradient has the key of its array.
     """
     forward = body is forward_kernel
+    names = (*_READ, *(("query_places",) if facts.causal else ()), *more)
 
     def run(*arrays: Array) -> tuple[Array, ...]:
         *words, of_queries, of_keys, q, k, v = arrays[: len(_READ)]
@@ -186,8 +196,9 @@ def _run(
             length=tokens.of_keys.shape[1],
             queries=tokens.of_queries.shape[1],
             heads=heads,
-            columns=columns,
-            rate=rate,
+            columns=facts.columns,
+            rate=facts.rate,
+            causal=facts.causal,
             forward=forward,
             composes=composes_words(),
         )
@@ -197,14 +208,14 @@ def _run(
             coded_segments(of_keys, shape, q.dtype, of_keys=True),
             *(q, k, v, *arrays[len(_READ) :]),
         )
-        scores = batch * heads * shape.padded_queries * shape.padded
+        scores = batch * heads * shape.scores
         return launch(
             functools.partial(body, shape=shape),
             *arrays,
             name="attention_forward" if forward else "attention_backward",
             made=[shape.array(name, dtype=q.dtype) for name in results],
             order=("parallel", "parallel", "arbitrary"),
-            flops=(2 if forward else 5) * 2 * scores * columns,
+            flops=(2 if forward else 5) * 2 * scores * facts.columns,
             transcendentals=scores,
             grid=shape.grid,
             in_specs=[shape.block(name) for name in names],

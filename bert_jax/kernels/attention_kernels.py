@@ -6,6 +6,7 @@ stage before the next operation. This keeps the units busy: the operations of on
 each other, and the compiler does not interleave heads.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bert_jax.kernels.attention_tiles import Shape
+from bert_jax.kernels.attention_tiles import HIDDEN, Shape, Tile
 from bert_jax.kernels.pallas_call import LANES
 from bert_jax.kernels.random_bits import column_factors, kept, row_factors
 
@@ -39,9 +40,13 @@ class Read(NamedTuple):
     q: Any
     k: Any
     v: Any
+    query_places: Any = None  # positions of queries in their row, if attention is causal
 
 
-_READ: Final = len(Read._fields)
+def _split(refs: Any, shape: Shape) -> tuple[Read, Any]:
+    """Returns the operands of both kernels, and the other refs."""
+    count = len(Read._fields) - (not shape.causal)
+    return Read(*refs[:count]), refs[count:]
 
 
 def forward_kernel(*refs: Any, shape: Shape) -> None:
@@ -50,16 +55,21 @@ def forward_kernel(*refs: Any, shape: Shape) -> None:
     Sums over values stay [columns, queries] until the end. With 64 columns along 128 lanes, they
     would take twice the work.
     """
-    read, (out, logs) = Read(*refs[:_READ]), refs[_READ:]
+    shape.run_tile(functools.partial(_forward, refs, shape))
+
+
+def _forward(refs: Any, shape: Shape, tile: Tile) -> None:
+    """The forward kernel for a tile of queries."""
+    read, (out, logs) = _split(refs, shape)
     attended: dict[int, list[Array]] = {row: [] for row in range(shape.rows)}
     for heads in shape.stages():
-        keep = [_keep(read, head, shape) for head in heads]
-        scores = [_scores(read, head, shape) for head in heads]
+        keep = [_keep(read, head, shape, tile) for head in heads]
+        scores = [_scores(read, head, shape, tile) for head in heads]
         largest = [each.max(axis=0, keepdims=True) for each in scores]
         weights = [jnp.exp2(each - most) for each, most in zip(scores, largest, strict=True)]
         log_sums = [jnp.log2(each.sum(axis=0, keepdims=True)) for each in weights]
         weights = [_where(each, of) for each, of in zip(keep, weights, strict=True)]
-        v_WL = {row: jnp.transpose(read.v[row]) for row, _ in heads}
+        v_WL = {row: jnp.transpose(read.v[row, : tile.keys]) for row, _ in heads}
         # Divide the sum over values instead of every weight. Multiplying by a power of two is
         # cheaper than an exact division.
         inverse = [jnp.exp2(-math.log2(1 - shape.rate) - each) for each in log_sums]
@@ -74,26 +84,38 @@ def forward_kernel(*refs: Any, shape: Shape) -> None:
 
 def backward_kernel(*refs: Any, shape: Shape) -> None:
     """Writes the gradients of queries, keys, values and biases."""
-    read, (out, logs, gradient, *made) = Read(*refs[:_READ]), refs[_READ:]
-    slopes_of_qkv, (sums, *running) = _slopes(made, shape)
-    q, k, v = read[-3:]
-    centred = [centred_keys(k[row]) for row in range(shape.rows)]
+    shape.run_tile(functools.partial(_backward, refs, shape))
+
+
+def _backward(refs: Any, shape: Shape, tile: Tile) -> None:
+    """The backward kernel for a tile of queries."""
+    read, (out, logs, gradient, *made) = _split(refs, shape)
+    slopes_of_qkv, (sums, *running) = _slopes(made, shape, tile)
+    if tile.number == 0:  # later tiles read more keys
+        running[0][...] = jnp.zeros_like(running[0])
+    q, k, v = read.q, read.k, read.v
+    centred = [centred_keys(k[row, : tile.keys]) for row in range(shape.rows)]
     total: dict[int, tuple[Array, ...]] = {}
     for heads in shape.stages():
-        keep = [_keep(read, head, shape) for head in heads]
+        keep = [_keep(read, head, shape, tile) for head in heads]
         scale_up = 1 / (1 - shape.rate)
         g_LW = {
             row: (gradient[row].astype(jnp.float32) * scale_up).astype(gradient.dtype)
             for row, _ in heads
         }
         taken_off = _taken_off(out, gradient, heads, shape)
-        scores = [_scores(read, head, shape) for head in heads]
+        scores = [_scores(read, head, shape, tile) for head in heads]
         weights = [
             jnp.exp2(each - logs[row, 0, pl.ds(head, 1), :])
             for each, (row, head) in zip(scores, heads, strict=True)
         ]
         slopes = [
-            dot(v[row], _where_inside(head, shape, g_LW[row], jnp.zeros_like(g_LW[row])), 1, 1)
+            dot(
+                v[row, : tile.keys],
+                _where_inside(head, shape, g_LW[row], jnp.zeros_like(g_LW[row])),
+                1,
+                1,
+            )
             for row, head in heads
         ]
         kept_weights = [_where(each, of) for each, of in zip(keep, weights, strict=True)]
@@ -118,42 +140,53 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
         for at, (each, factor) in enumerate(zip(of_three, factors, strict=True)):
             of_one = of_tile = each * factor
             if at and running:
-                of_one = running[0][at - 1, row] = _so_far(running[0], (at - 1, row), of_tile)
+                place = at - 1, row, slice(0, tile.keys)
+                of_one = running[0][place] = _so_far(running[0], place, of_tile, tile)
             slopes, place, where = slopes_of_qkv[at]
             slopes[place, row, where] = of_one.astype(slopes.dtype)
             of_bias = of_tile.sum(axis=0, keepdims=True)
-            sums[at, row] = _so_far(sums, (at, row), of_bias) if running else of_bias
+            sums[at, row] = _so_far(sums, (at, row), of_bias, tile) if running else of_bias
 
 
-def _so_far(running: Any, at: tuple[int, int], of_tile: Array) -> Array:
+def _so_far(running: Any, at: tuple[Any, ...], of_tile: Array, tile: Tile) -> Array:
     """Adds this tile to the sum over earlier tiles of the row."""
-    return of_tile + jnp.where(pl.program_id(2) == 0, 0.0, running[at])
+    return of_tile + jnp.where(tile.place == 0, 0.0, running[at])
 
 
-def _slopes(made: Sequence[Any], shape: Shape) -> tuple[list[tuple[Any, int, Any]], Sequence[Any]]:
+def _slopes(
+    made: Sequence[Any], shape: Shape, tile: Tile
+) -> tuple[list[tuple[Any, int, Any]], Sequence[Any]]:
     """Returns (array, index, tokens) for the gradients of q, k and v, and the remaining refs.
 
     If one array has all three gradients, its block has whole rows. The gradients of a tile of
     queries are then a slice of a row.
     """
+    seen = slice(0, tile.keys)
     if shape.queries != shape.length:
         of_q, of_kv, *others = made
-        return [(of_q, 0, slice(None)), (of_kv, 0, slice(None)), (of_kv, 1, slice(None))], others
+        return [(of_q, 0, slice(None)), (of_kv, 0, seen), (of_kv, 1, seen)], others
     of_qkv, *others = made
-    tile = slice(None)
+    own = slice(None)
     if shape.tiles > 1:
-        tile = pl.ds(pl.multiple_of(pl.program_id(2) * shape.tile, shape.tile), shape.tile)
-    return [(of_qkv, 0, tile), (of_qkv, 1, slice(None)), (of_qkv, 2, slice(None))], others
+        own = pl.ds(pl.multiple_of(tile.place * shape.tile, shape.tile), shape.tile)
+    return [(of_qkv, 0, own), (of_qkv, 1, seen), (of_qkv, 2, seen)], others
 
 
-def _scores(read: Read, head: Head, shape: Shape) -> Array:
+def _scores(read: Read, head: Head, shape: Shape, tile: Tile) -> Array:
     """Returns the masked scores of a head, [keys, queries]."""
     row, number = head
     of_keys, of_queries = (
-        beside(x[row], segments[row], number, shape)
-        for x, segments in ((read.k, read.key_segments), (read.q, read.query_segments))
+        beside(x[row, :count], segments[row, :count], number, shape)
+        for x, segments, count in (
+            (read.k, read.key_segments, tile.keys),
+            (read.q, read.query_segments, shape.tile),
+        )
     )
-    return dot(of_keys, of_queries, 1, 1)
+    scores = dot(of_keys, of_queries, 1, 1)
+    if not shape.causal:
+        return scores
+    places = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+    return jnp.where(places <= read.query_places[row], scores, HIDDEN)
 
 
 def centred_keys(k_LW: Array) -> Array:
@@ -217,7 +250,7 @@ def _where(keep: Array | None, x: Array) -> Array:
     return x if keep is None else jnp.where(keep, x, 0.0)
 
 
-def _keep(read: Read, head: Head, shape: Shape) -> Array | None:
+def _keep(read: Read, head: Head, shape: Shape, tile: Tile) -> Array | None:
     """Returns the dropout mask, [keys, queries], or None without dropout.
 
     Queries are the rows, and keys the columns of the hash in `random_bits`. The words of keys are
@@ -226,10 +259,9 @@ def _keep(read: Read, head: Head, shape: Shape) -> Array | None:
     if not shape.rate:
         return None
     row, number = head
-    of_queries, of_keys = (
-        words[row, 0, pl.ds(number, 1)] for words in (read.query_words, read.key_words)
-    )
-    spread = jnp.transpose(jnp.broadcast_to(of_keys, (LANES, shape.padded)))
+    of_queries = read.query_words[row, 0, pl.ds(number, 1)]
+    of_keys = read.key_words[row, 0, pl.ds(number, 1), : tile.keys]
+    spread = jnp.transpose(jnp.broadcast_to(of_keys, (LANES, tile.keys)))
     columns = column_factors(spread, shape.rate)
     wide = (_across(each, shape.tile) for each in columns)
     return kept(row_factors(of_queries), tuple(wide))

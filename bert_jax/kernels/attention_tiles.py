@@ -1,10 +1,11 @@
 """Block shapes of the attention kernels, and the order in which they process heads."""
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,15 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.pallas_call import LANES, PACKED
 
+# Score of an invisible key; its softmax is 0.
+HIDDEN: Final = -(2.0**15)
 # Maximum number of scores per stage. Several arrays of this size must fit into VMEM (16 MiB on v4).
 # The backward kernel needs more of these arrays.
 _FORWARD: Final = 2**20
 _BACKWARD: Final = 9 * 2**16
+# Maximum queries of a tile of causal attention, unless a quarter of the row is more. A tile reads
+# no key after its last query, so smaller tiles compute fewer scores.
+_CAUSAL: Final = 256
 # Maximum number of scores in a block of several short rows. More scores add code, but no speed.
 _SCORES_OF_ROWS: Final = 2**19
 _MOST_ROWS: Final = 8
@@ -75,6 +81,18 @@ def padded_queries(queries: int, *, length: int) -> int:
     return -(-queries // PACKED) * PACKED
 
 
+class Tile(NamedTuple):
+    """A tile of queries."""
+
+    number: int | None  # place in the row; None if it is known only when the kernel runs
+    keys: int  # number of keys that the tile reads, from the first key of the row on
+
+    @property
+    def place(self) -> Any:
+        """Returns the number of the tile, in a kernel."""
+        return pl.program_id(2) if self.number is None else self.number
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
     """Sizes and settings of a kernel on one device."""
@@ -85,6 +103,7 @@ class Shape:
     heads: int  # heads on a device
     columns: int  # width of a head
     rate: float  # dropout rate; 0 disables dropout
+    causal: bool  # whether a query sees no later key
     forward: bool  # whether this is the forward kernel
     composes: bool  # whether the device emulates int32 products; see `composes_words`
 
@@ -104,12 +123,34 @@ class Shape:
         if self.padded_queries <= LANES:
             return self.padded_queries
         most = self._scores // self.padded
+        if self._skips:
+            most = min(most, max(_CAUSAL, self.padded // 4))
         return max(n for n in range(LANES, most + 1, LANES) if self.padded_queries % n == 0)
 
     @property
     def tiles(self) -> int:
         """Number of tiles of a row."""
         return self.padded_queries // self.tile
+
+    @property
+    def _skips(self) -> bool:
+        """Whether tiles skip later keys. Selected queries are in any order, so they read all."""
+        return self.causal and self.queries == self.length
+
+    def run_tile(self, body: Callable[["Tile"], None]) -> None:
+        """Calls the body of a kernel for the tile of this run."""
+        if not self._skips or self.tiles == 1:
+            body(Tile(None, self.padded))
+            return
+        for number in range(self.tiles):
+            tile = Tile(number, (number + 1) * self.tile)
+            pl.when(pl.program_id(2) == number)(functools.partial(body, tile))
+
+    @property
+    def scores(self) -> int:
+        """Number of scores of a row and head that the kernel computes."""
+        whole = self.padded_queries * self.padded
+        return (whole + self.tile * self.padded) // 2 if self._skips else whole
 
     @property
     def width(self) -> int:
@@ -180,6 +221,7 @@ class Shape:
         blocks = {
             "query_words": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
             "key_words": ((rows, 1, self.group, whole), lambda b, t, _: (b, t, 0, 0)),
+            "query_places": ((rows, 1, tile), lambda b, t, i: (b, 0, i)),
             "query_segments": ((rows, tile, lanes), lambda b, t, i: (b, i, 0)),
             "key_segments": ((rows, whole, lanes), lambda b, t, _: (b, 0, 0)),
             "keys": ((rows, whole, self.width), lambda b, t, _: (b, 0, t)),

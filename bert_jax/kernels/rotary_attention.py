@@ -9,7 +9,7 @@ The kernels are in `rotary_attention_kernels`, their blocks in `rotary_attention
 """
 
 import functools
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ def rotary_attention(
     *,
     columns: int,
     window: int | None,
+    causal: bool = False,
 ) -> Array:
     """Returns softmax(q·kᵀ/√columns)·v of every head, [B, L, heads · columns].
 
@@ -53,27 +54,28 @@ def rotary_attention(
         turn: cosine and sine of the angles at every place of a row, float32 [L, columns / 2].
         columns: columns of a head.
         window: tokens that a query sees, half of them before it. If None, it sees its segment.
+        causal: whether a query sees no later token.
     """
-    return _attend(qkv_BLW, segment_ids, turn, columns, window)
+    return _attend(qkv_BLW, segment_ids, turn, _Facts(columns, window, causal))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+class _Facts(NamedTuple):
+    """Settings of the kernels, see `rotary_attention`."""
+
+    columns: int
+    window: int | None
+    causal: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _attend(
-    qkv: tuple[Array, Array, Array],
-    segment_ids: Array,
-    turn: tuple[Array, Array],
-    columns: int,
-    window: int | None,
+    qkv: tuple[Array, Array, Array], segment_ids: Array, turn: tuple[Array, Array], facts: _Facts
 ) -> Array:
-    return _forward(qkv, segment_ids, turn, columns, window)[0]
+    return _forward(qkv, segment_ids, turn, facts)[0]
 
 
 def _forward(
-    qkv: tuple[Array, Array, Array],
-    segment_ids: Array,
-    turn: tuple[Array, Array],
-    columns: int,
-    window: int | None,
+    qkv: tuple[Array, Array, Array], segment_ids: Array, turn: tuple[Array, Array], facts: _Facts
 ) -> tuple[Array, tuple[Any, ...]]:
     length = segment_ids.shape[1]
     missing = padded(length) - length
@@ -92,14 +94,11 @@ def _forward(
         *(segments, segments),
         *(whole(each, 1) for each in qkv),
     )
-    sizes = {"columns": columns, "window": window}
-    out, logs = _run(forward_kernel, operands, (), ("queries", "logs"), **sizes)
+    out, logs = _run(forward_kernel, operands, (), ("queries", "logs"), facts)
     return out[:, :length], (operands, out, logs)
 
 
-def _backward(
-    columns: int, window: int | None, kept: tuple[Any, ...], gradient: Array
-) -> tuple[Any, None, None]:
+def _backward(facts: _Facts, kept: tuple[Any, ...], gradient: Array) -> tuple[Any, None, None]:
     operands, out, logs = kept
     length = gradient.shape[1]
     missing = out.shape[1] - length
@@ -109,8 +108,7 @@ def _backward(
         (*operands, out, logs, gradient),
         ("queries", "logs", "queries"),
         ("slopes",),
-        columns=columns,
-        window=window,
+        facts,
     )
     # Parts of one array: the backward pass of the projections stacks them without a copy.
     return tuple(found[at, :, :length] for at in range(3)), None, None
@@ -124,9 +122,7 @@ def _run(
     operands: tuple[Array, ...],
     more: tuple[str, ...],
     results: tuple[str, ...],
-    *,
-    columns: int,
-    window: int | None,
+    facts: _Facts,
 ) -> tuple[Array, ...]:
     """Returns a kernel's results, by name; a device runs it for its own rows and heads."""
     names = (*_READ, *more)
@@ -138,10 +134,9 @@ def _run(
         shape = RotaryShape(
             batch=batch,
             length=length,
-            heads=width // columns,
-            columns=columns,
-            window=window,
+            heads=width // facts.columns,
             forward=forward,
+            **facts._asdict(),
         )
         turns = (jnp.tile(each, (1, shape.group)) for each in (cosine, sine))
         operands = (
@@ -152,14 +147,14 @@ def _run(
             q,
             *others,
         )
-        scores = batch * shape.heads * length * shape.keys * shape.chunks
+        scores = batch * shape.heads * shape.scores
         return launch(
             functools.partial(body, shape=shape),
             *operands,
             name=f"rotary_attention_{'forward' if forward else 'backward'}",
             made=[shape.array(name, dtype=q.dtype) for name in results],
             order=("parallel", "parallel", "arbitrary"),
-            flops=(2 if forward else 5) * 2 * scores * columns,
+            flops=(2 if forward else 5) * 2 * scores * facts.columns,
             transcendentals=scores,
             vmem=shape.vmem,
             grid=shape.grid,

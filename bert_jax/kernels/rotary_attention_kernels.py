@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.attention_kernels import FROM_BASE_TWO, beside, dot, lanes_of, scale
+from bert_jax.kernels.attention_tiles import HIDDEN
 from bert_jax.kernels.rotary_attention_tiles import RotaryShape
 
 Array = jax.Array
@@ -40,13 +41,14 @@ def forward_kernel(*refs: Any, shape: RotaryShape) -> None:
     read, (out, logs, keys) = Read(*refs[:_READ]), refs[_READ:]
     _rotate_keys(read, keys, shape)
     q_rotated = _rotated_queries(read, shape)
+    order = shape.order()
     for pairs in shape.stages():
         q = {tile: q_rotated[shape.rows_of(tile)] for tile, _ in pairs}
 
         def chunk(at: Any, so_far: Any, pairs: Any = pairs, q: Any = q) -> Any:
             """Adds a chunk of keys to the largest scores, sums and values of every pair."""
             where = {tile: shape.keys_of(tile, at) for tile in q}
-            scores = _scores(read, keys, q, where, pairs, shape)
+            scores = _scores(read, keys, q, where, pairs, shape, order)
             v_WC = {tile: jnp.transpose(read.v[0, where[tile]]) for tile in q}
             largest = [each.max(axis=0, keepdims=True) for each in scores]
             if shape.chunks > 1:
@@ -67,7 +69,7 @@ def forward_kernel(*refs: Any, shape: RotaryShape) -> None:
                     products[at] += before[2] * less
             return tuple(zip(largest, sums, products, strict=True))
 
-        done = _each(shape.chunks, chunk, (shape.beginning(),) * len(pairs))
+        done = _each(shape.chunks_to_read(), chunk, (shape.beginning(),) * len(pairs))
         attended: dict[int, list[Array]] = {}
         for (tile, head), (most, total, product) in zip(pairs, done, strict=True):
             logs[0, 0, pl.ds(head, 1), shape.rows_of(tile)] = most + jnp.log2(total)
@@ -82,6 +84,7 @@ def backward_kernel(*refs: Any, shape: RotaryShape) -> None:
     out, logs, gradient, found, keys, of_keys, of_values = refs[_READ:]
     _rotate_keys(read, keys, shape)
     q_rotated = _rotated_queries(read, shape)
+    order = shape.order()
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
@@ -100,9 +103,10 @@ def backward_kernel(*refs: Any, shape: RotaryShape) -> None:
             of_pairs=_of_pairs(out, g, pairs, shape),
             pairs=pairs,
             shape=shape,
+            order=order,
         )
         zeros = jnp.zeros((shape.width, shape.tile), jnp.float32)
-        total = _each(shape.chunks, chunk, (zeros,) * len(tiles))
+        total = _each(shape.chunks_to_read(), chunk, (zeros,) * len(tiles))
         for tile, of_queries in zip(tiles, total, strict=True):
             of_queries = jnp.transpose(of_queries) * (scale(shape.columns) * FROM_BASE_TWO)
             back = _turned(of_queries, *_turn(read, shape.tokens_of(tile)), shape=shape, back=True)
@@ -152,6 +156,7 @@ def _backward_chunk(
     of_pairs: tuple[Sequence[Array], Sequence[Array]],
     pairs: Sequence[tuple[int, int]],
     shape: RotaryShape,
+    order: Array | None,
 ) -> tuple[Array, ...]:
     """Adds a chunk's part to the gradients of queries, keys and values.
 
@@ -161,7 +166,7 @@ def _backward_chunk(
     (q, g), (taken_off, g_of_head) = queries, of_pairs
     logs, keys, of_keys, of_values = written
     where = {tile: shape.keys_of(tile, at) for tile in q}
-    scores = _scores(read, keys, q, where, pairs, shape)
+    scores = _scores(read, keys, q, where, pairs, shape, order)
     weights = [
         jnp.exp2(each - logs[0, 0, pl.ds(head, 1), shape.rows_of(tile)])
         for each, (tile, head) in zip(scores, pairs, strict=True)
@@ -210,9 +215,9 @@ def _summed(
     return {tile: jnp.transpose(jnp.concatenate(each)) for tile, each in of_heads.items()}
 
 
-def _each(count: int, body: Any, carried: Any) -> Any:
+def _each(count: Any, body: Any, carried: Any) -> Any:
     """Returns what is carried through a loop; one trip is no loop."""
-    if count == 1:
+    if isinstance(count, int) and count == 1:
         return body(0, carried)
     return jax.lax.fori_loop(0, count, body, carried)
 
@@ -260,6 +265,7 @@ def _scores(
     where: dict[int, Any],
     pairs: Sequence[tuple[int, int]],
     shape: RotaryShape,
+    order: Array | None,
 ) -> list[Array]:
     """Returns the scores of pairs of a tile and a head, [keys of the chunk, queries]."""
     found = []
@@ -268,7 +274,12 @@ def _scores(
         segments = read.query_segments[0, shape.rows_of(tile)]
         found.append(dot(of_keys, beside(q[tile], segments, head, shape), 1, 1))
     if shape.window is None:
-        return found
+        if order is None:
+            return found
+        return [
+            jnp.where(order >= where[tile].start, each, HIDDEN)
+            for each, (tile, _) in zip(found, pairs, strict=True)
+        ]
     return [
         each + read.band[shape.band_of(tile)] for each, (tile, _) in zip(found, pairs, strict=True)
     ]

@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from bert_jax.kernels.attention_tiles import HIDDEN
 from bert_jax.kernels.pallas_call import LANES
 
 # Tokens from which on a row needs more VMEM than the compiler's default.
@@ -23,7 +24,9 @@ _VMEM: Final = 96 << 20  # bytes; v5e, v5p and v6e have more
 _SCORES: Final = {False: (2**20, 9 * 2**16), True: (2**22, 2**21)}  # by whether a row is long
 _CHUNKS: Final = {False: 1024, True: 512}
 _BLOCK: Final = 1024  # queries of a block of local attention
-_FAR: Final = -(2.0**15)  # added to a score outside the window: softmax gives 0
+# Maximum queries of a tile, and keys of a chunk, in causal attention, by whether a row is long. A
+# tile skips the chunks after its last query, so smaller ones compute fewer scores.
+_CAUSAL: Final = {False: (256, 256), True: (1024, 512)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,7 @@ class RotaryShape:
     heads: int  # of a device
     columns: int  # of a head
     window: int | None  # tokens around a query whose keys it sees; None: all
+    causal: bool  # whether a query sees no later key
     forward: bool  # else backward
 
     @property
@@ -56,20 +60,40 @@ class RotaryShape:
     def keys(self) -> int:
         """Keys of a chunk."""
         if self.window is not None:
-            return min(self.length, self.tile + self.window)
-        return _divisor(self.length, _CHUNKS[self.is_long])
+            after = 0 if self.causal else self.window // 2
+            return min(self.length, self.tile + self.window // 2 + after)
+        return _divisor(self.length, self._most(_CHUNKS[self.is_long], _CAUSAL[self.is_long][1]))
 
     @property
     def chunks(self) -> int:
-        """Chunks of keys that a tile of queries sees."""
+        """Chunks of keys in a row, or the one chunk that a tile of a local layer reads."""
         return 1 if self.window is not None else self.length // self.keys
+
+    def chunks_to_read(self) -> Any:
+        """Returns the number of chunks that the queries of this run read, from the first one on."""
+        if not self.causal or self.chunks == 1:
+            return self.chunks
+        return pl.cdiv(self._first() + self.tile, self.keys)
+
+    @property
+    def scores(self) -> int:
+        """Number of scores of a row and head that the kernel computes."""
+        tiles = self.length // self.tile
+        if not self.causal or self.chunks == 1:
+            return self.length * self.keys * self.chunks
+        read = (-(-(at + 1) * self.tile // self.keys) for at in range(tiles))
+        return self.tile * self.keys * sum(read)
 
     @property
     def tile(self) -> int:
         """Queries whose scores are one product."""
         if self.window is not None:
             return LANES
-        return _divisor(self.length, max(LANES, self._scores // self.keys))
+        most = max(LANES, self._scores // self.keys)
+        return _divisor(self.length, self._most(most, _CAUSAL[self.is_long][0]))
+
+    def _most(self, most: int, causal: int) -> int:
+        return min(most, causal) if self.causal else most
 
     @property
     def tiles(self) -> int:
@@ -175,14 +199,30 @@ class RotaryShape:
         """Returns what is added to the scores: float32 [3, keys, tile].
 
         Entry 0 is of the first tile, 1 of those in the middle, and 2 of the last one, whose chunks
-        of keys begin and end with the row.
+        of keys begin and end with the row. In causal attention, every chunk ends with its tile.
         """
         if self.window is None:
             return np.zeros((1, 8, LANES), np.float32)
         half, keys, tile = self.window // 2, np.arange(self.keys)[:, None], np.arange(self.tile)
         firsts = (0, half, self.keys - self.tile)  # the tile's place in its chunk
         distances = np.stack([keys - tile - first for first in firsts])
-        return np.where(abs(distances) <= half, 0.0, _FAR).astype(np.float32)
+        seen = abs(distances) <= half
+        if self.causal:
+            seen &= distances <= 0
+        return np.where(seen, 0.0, HIDDEN).astype(np.float32)
+
+    def order(self) -> jax.Array | None:
+        """Returns the place of a query minus the place of a key in its chunk, [keys, queries].
+
+        A query of a causal global layer sees a key if this is at least the place of the chunk. Call
+        it outside of loops. None if no score of this run depends on the order.
+        """
+        if not self.causal or self.window is not None:
+            return None
+        keys, queries = (
+            jax.lax.broadcasted_iota(jnp.int32, (self.keys, self.tile), axis) for axis in (0, 1)
+        )
+        return self._first() + queries - keys
 
     def scratch(self, dtype: Any) -> Sequence[Any]:
         """Returns rotated keys; backward also the gradients of keys and values so far."""

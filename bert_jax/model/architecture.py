@@ -12,6 +12,7 @@ from bert_jax.errors import SettingError
 from bert_jax.section import Section
 
 Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
+PositionEmbedding = Literal["learned", "sinusoidal"]
 
 VOCAB_MULTIPLE: Final = 128
 
@@ -113,6 +114,9 @@ class PostNormArchitecture(EncoderArchitecture):
     """Width of the hidden layer of the FFN."""
     max_position_embeddings: int = pydantic.Field(default=512, ge=1, le=1 << 20)
     """Maximum length of a row. Each of its tokens has a position embedding."""
+    position_embedding: PositionEmbedding = "learned"
+    """`learned`: a table of parameters. `sinusoidal`: fixed sines and cosines (arXiv 1706.03762),
+    as in tensor2tensor."""
     type_vocab_size: int = pydantic.Field(default=2, ge=1, le=1 << 10)
     """Number of token types. With 1, both spans have the same type."""
     hidden_act: Activation = "gelu_tanh"

@@ -20,7 +20,9 @@ from bert_jax.parallel.sharding_rules import constrain, parts_in_use
 class SelfAttention(nnx.Module):
     """Multi-head self-attention. Heads are sharded over the tensor axis."""
 
-    def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
+    def __init__(
+        self, *, architecture: PostNormArchitecture, execution: Execution, causal: bool
+    ) -> None:
         width, heads, columns = (
             architecture.hidden_size,
             architecture.num_attention_heads,
@@ -33,6 +35,7 @@ class SelfAttention(nnx.Module):
         )
         self.output = dense((heads, columns, width), ("heads", "head_dim", "embed"))
         self.core: Implementation = execution.attention
+        self.causal = causal
         # The fused kernel stores no [length, length] array.
         self.remat_core = execution.remat == "attention" and execution.attention != "fused"
         self.dropout_rate = architecture.attention_probs_dropout_prob
@@ -54,7 +57,7 @@ class SelfAttention(nnx.Module):
     ) -> Array:
         """Returns the attended values [B, Q, H, K], computed by `xla_attention`."""
         q_BQHK, k_BLHK, v_BLHK = self.projected(x_BLD, queries_BQ)
-        core = functools.partial(xla_attention, dropout_rate=self.dropout_rate)
+        core = functools.partial(xla_attention, dropout_rate=self.dropout_rate, causal=self.causal)
         if self.remat_core:
             # The scores, L² elements per head, are cheap to recompute.
             core = jax.checkpoint(core)
@@ -75,6 +78,7 @@ class SelfAttention(nnx.Module):
             seeds,
             columns=columns,
             rate=self.dropout_rate,
+            causal=self.causal,
             queries_BQ=queries_BQ,
         )
         return attended_BQW.reshape(*attended_BQW.shape[:2], heads, columns)

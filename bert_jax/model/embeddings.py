@@ -1,6 +1,8 @@
 """Word, position and type embeddings."""
 
 import dataclasses
+import math
+from typing import Final
 
 import jax.numpy as jnp
 from flax import nnx
@@ -14,9 +16,26 @@ from bert_jax.model.section import Dtype, Execution
 from bert_jax.model.tied_embedding import looked_up, shares_of
 from bert_jax.parallel.sharding_rules import constrain
 
+_LONGEST_WAVE: Final = 10_000.0  # tokens per radian of the slowest sine
+
+
+def sinusoids(length: int, width: int) -> Float[Array, "length hidden"]:
+    """Returns sinusoidal position embeddings, float32: first all sines, then all cosines.
+
+    An odd width ends with a zero. Source: tensor2tensor `common_attention.py`,
+    `get_timing_signal_1d`, which MLPerf's Transformer also has.
+    """
+    waves = width // 2
+    decay = math.log(_LONGEST_WAVE) / max(waves - 1, 1)
+    angles = jnp.arange(length)[:, None] * jnp.exp(-decay * jnp.arange(waves))
+    found = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
+    return jnp.pad(found, ((0, 0), (0, width % 2)))
+
 
 class Embeddings(nnx.Module):
     """Computes dropout(LayerNorm(word + position + type)) for token ids.
+
+    Sinusoidal positions have no parameters.
 
     Source: google-research/bert `modeling.py`, `embedding_postprocessor`.
     """
@@ -27,9 +46,11 @@ class Embeddings(nnx.Module):
         # The padding rows after the vocabulary are zero and are never trained.
         pieces = dataclasses.replace(normal, rows=architecture.vocab_size)
         self.word = param((architecture.padded_vocab_size, width), ("vocab", "embed"), pieces)
-        self.first_position = architecture.first_position
-        rows = self.first_position + architecture.max_position_embeddings
-        self.position = param((rows, width), ("positions", "embed"), normal)
+        self.sinusoidal = architecture.position_embedding == "sinusoidal"
+        self.first_position = 0 if self.sinusoidal else architecture.first_position
+        self.positions = self.first_position + architecture.max_position_embeddings, width
+        if not self.sinusoidal:
+            self.position = param(self.positions, ("positions", "embed"), normal)
         self.types = architecture.type_vocab_size
         if self.types:
             self.type = param((self.types, width), ("types", "embed"), normal)
@@ -66,11 +87,12 @@ class Embeddings(nnx.Module):
             dropout_key: threefry key, or None in evaluation.
         """
         x_BLD = self.look_up(input_ids)[0] if words_BLD is None else words_BLD
+        positions = sinusoids(*self.positions) if self.sinusoidal else self.position[...]
         if position_ids is None:
             end = self.first_position + input_ids.shape[1]
-            x_BLD += self.position[...][self.first_position : end][None]
+            x_BLD += positions[self.first_position : end][None]
         else:
-            x_BLD += self.position[...][self.first_position + position_ids]
+            x_BLD += positions[self.first_position + position_ids]
         if self.types == 1:  # every token has this type
             x_BLD += self.type[...][None]
         elif self.types > 1:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.cross_entropy import Scored
+from bert_jax.model.cross_entropy import Scored, scored_in_parts
 from bert_jax.model.heads import EmbeddingHead, MlmDecoder, ReplacedTokenHead
 from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.layers import gather_positions, subkey
@@ -176,6 +176,22 @@ class EncoderModel(nnx.Module):
         pair = self.next_sentence_logits(cls_BED) if self.heads.next_sentence else None
         return PretrainingScores(mlm, pair)
 
+    def next_token_scores(self, batch: Mapping[str, Array], *, dropout_key: Array | None) -> Scored:
+        """Returns the scores [B, L] of every token's prediction of the next token of its row.
+
+        The predictions read the MLM head. At the last token of a row, and where the next token
+        belongs to another example, the score has no meaning. `scored_in_parts` keeps the logits of
+        few tokens at a time. For the batch, see `hidden`.
+        """
+        words_BLD, shares_SVD = self.encoder.look_up(batch["input_ids"])
+        hidden_BLD = self.hidden(batch, words_BLD=words_BLD, dropout_key=dropout_key)
+
+        def score(hidden_BPD: Array, labels_BP: Array) -> Scored:
+            rows_BPD = self.decoder_input(hidden_BPD)
+            return self.mlm.scored(rows_BPD, self.encoder.table, shares_SVD, labels_BP)
+
+        return scored_in_parts(score, hidden_BLD, jnp.roll(batch["input_ids"], -1, axis=1))
+
     def next_sentence_logits(self, cls_BED: Array) -> Float[Array, "batch examples 2"]:
         """Returns the float32 logits of the next-sentence head for states of [CLS] tokens."""
         raise NotImplementedError(f"{type(self).__name__} has no next-sentence head")
@@ -190,10 +206,24 @@ class EncoderModel(nnx.Module):
         """Returns the pooled vectors for states of [CLS] tokens."""
         raise NotImplementedError(f"{type(self).__name__} has no pooler")
 
-    @property
-    def reads_first(self) -> bool:
-        """Whether the task head reads only the first token's state."""
-        return self.heads.scores_rows
+    def read_positions(
+        self, segment_ids: Int[Array, "batch length"]
+    ) -> Int[Array, "batch 1"] | None:
+        """Returns the position of the token that the task head reads; None if it reads all.
+
+        It is [CLS], or the last token if attention is left to right, because [CLS] then sees
+        nothing.
+        """
+        if not self.heads.scores_rows:
+            return None
+        return position_of("last" if self.heads.causal else "cls", segment_ids)
+
+    def read_token(self, hidden_BLD: Array, segment_ids: Array) -> Array:
+        """Returns the state at `read_positions`, [B, 1, D], from all states or this state alone."""
+        position_B1 = position_of("last", segment_ids)
+        if self.heads.causal and position_B1 is not None and hidden_BLD.shape[1] > 1:
+            return gather_positions(hidden_BLD, position_B1)
+        return hidden_BLD[:, :1]
 
     @abc.abstractmethod
     def task_logits(

@@ -38,9 +38,13 @@ _Layers: TypeAlias = tuple[Any, Array | None]
 class PostNormLayer(nnx.Module):
     """Attention and FFN, each followed by dropout, residual sum and LayerNorm (post-LayerNorm)."""
 
-    def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
+    def __init__(
+        self, *, architecture: PostNormArchitecture, execution: Execution, causal: bool
+    ) -> None:
         width, inner = architecture.hidden_size, architecture.intermediate_size
-        self.attention = SelfAttention(architecture=architecture, execution=execution)
+        self.attention = SelfAttention(
+            architecture=architecture, execution=execution, causal=causal
+        )
         self.attention_norm = LayerNorm(architecture=architecture, execution=execution)
         dense = functools.partial(Dense, architecture=architecture, execution=execution)
         self.intermediate = dense((width, inner), ("embed", "mlp"))
@@ -60,7 +64,8 @@ class PostNormLayer(nnx.Module):
     ) -> Float[Array, "batch queries hidden"]:
         """Returns the states at the positions `queries_BQ`, or all states if it is None.
 
-        Every query attends to all tokens of its segment. `dropout_keys` [3] is None in evaluation.
+        A query attends to the tokens of its segment, if causal only to itself and earlier ones.
+        `dropout_keys` [3] is None in evaluation.
         """
         core_key, attended_key, fed_key = [None] * 3 if dropout_keys is None else dropout_keys
         attended = self.attention(x_BLD, segment_ids, dropout_key=core_key, queries_BQ=queries_BQ)
@@ -95,10 +100,14 @@ class PostNormEncoder(nnx.Module):
     An unrolled scan takes fewer cycles, but its compile time grows with the number of layers.
     """
 
-    def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
+    def __init__(
+        self, *, architecture: PostNormArchitecture, execution: Execution, causal: bool
+    ) -> None:
+        """Creates abstract parameters. For `causal`, see `HeadsSection`."""
         self.embeddings = Embeddings(architecture=architecture, execution=execution)
         self.depth = architecture.num_hidden_layers
-        layer = PostNormLayer(architecture=architecture, execution=execution)
+        layer = PostNormLayer(architecture=architecture, execution=execution, causal=causal)
+        self.causal = causal
         self.layers = stacked(layer, depth=self.depth)
         self.remat: Remat = execution.remat
         self.fused = "fused" in (execution.attention, execution.norm, execution.ffn)
@@ -169,7 +178,10 @@ class PostNormEncoder(nnx.Module):
         def layer(_: None, state_and_params: tuple[Array, nnx.State]) -> tuple[None, Array]:
             x_BLD, params = state_and_params
             q_BLHK, k_BLHK = nnx.merge(attention_def, params).projected(x_BLD)[:2]
-            return None, attention_probabilities(q_BLHK, k_BLHK, batch["segment_ids"])
+            probabilities = attention_probabilities(
+                q_BLHK, k_BLHK, batch["segment_ids"], causal=self.causal
+            )
+            return None, probabilities
 
         _, maps_NBHLM = jax.lax.scan(layer, None, (entering_NBLD, stacked))
         return maps_NBHLM

@@ -22,7 +22,7 @@ class PostNormModel(EncoderModel):
     ) -> None:
         super().__init__(architecture=architecture, execution=execution, heads=heads)
         parts = {"architecture": architecture, "execution": execution}
-        self.encoder = PostNormEncoder(**parts)
+        self.encoder = PostNormEncoder(**parts, causal=heads.causal)
         if heads.pooler:
             self.pooler = Pooler(**parts)
         if heads.mlm:
@@ -61,8 +61,9 @@ class PostNormModel(EncoderModel):
 
         Question answering has no dropout before the head.
         """
-        del segment_ids
-        read = self.pooler(hidden_BLD[:, :1]) if self.task_reads_pooler else hidden_BLD
+        read = hidden_BLD
+        if self.task_reads_pooler:
+            read = self.pooler(self.read_token(hidden_BLD, segment_ids))
         if self.heads.task != "question_answering":
             read = dropout(read, self.task_dropout, dropout_key)
         logits = self.task(read).astype(jnp.float32)

@@ -102,7 +102,11 @@ class PoolingSection(Section):
 
 
 class HeadsSection(Section):
-    """The heads of the model. In pretraining, the objective determines them."""
+    """The heads of the model, and which tokens they may learn from.
+
+    In pretraining, the objective determines these settings. None of them changes the encoder's
+    parameters.
+    """
 
     pooler: bool = True
     """Whether the model has the pooler: a dense layer with tanh on [CLS]. Other heads of BERT and
@@ -113,6 +117,10 @@ class HeadsSection(Section):
     """Whether the model has the head for next-sentence or sentence-order prediction."""
     replaced_tokens: bool = False
     """Whether the model has ELECTRA's head, which finds replaced tokens."""
+    causal: bool = False
+    """Whether attention is left to right: a token attends only to itself and to earlier tokens. A
+    head of a sequence task then reads the last token instead of [CLS]. A fine-tuned model inherits
+    the setting from `finetune.init_from`."""
     task: TaskName | None = None
     """The task of a fine-tuned head."""
     labels: tuple[str, ...] = ()
@@ -224,9 +232,12 @@ class ModelSection(Section):
         return cls.model_fields["heads"].default
 
     def of_task(self, heads: HeadsSection) -> HeadsSection:
-        """Returns a task's heads with the pooler if the task head reads it, otherwise without."""
+        """Returns a task's heads, with the pooler only if the task head reads it.
+
+        The attention stays left to right if it is left to right in this model.
+        """
         reads = heads.task in self.architecture_type.pooled_heads
-        return heads.model_copy(update={"pooler": reads})
+        return heads.model_copy(update={"pooler": reads, "causal": self.heads.causal})
 
     @pydantic.model_validator(mode="after")
     def _possible_heads(self) -> ModelSection:

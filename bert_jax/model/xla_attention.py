@@ -34,9 +34,10 @@ def xla_attention(
     dropout_rate: float,
     dropout_key: Array | None,
     window: int | None = None,
+    causal: bool = False,
     queries_BQ: Int[Array, "batch queries"] | None = None,
 ) -> Float[Array, "batch queries heads head_dim"]:
-    """Returns softmax(q·kᵀ/√K)·v, bidirectional, with dropout of the probabilities.
+    """Returns softmax(q·kᵀ/√K)·v with dropout of the probabilities.
 
     The softmax is in float32, over the keys in the segment of the query. Source:
     google-research/bert `modeling.py`, `attention_layer`.
@@ -44,7 +45,7 @@ def xla_attention(
     `segment_ids` are 1, 2, … for the packed examples of a row, and 0 for padding. `queries_BQ` are
     the positions of the queries; if None, every token is a query. `dropout_key` is None in
     evaluation. With a `window`, which needs every query, a query sees only keys at most
-    ``window / 2`` tokens away.
+    ``window / 2`` tokens away. If `causal`, a query sees no later key.
     """
     batch, length, heads, _ = k_BLHK.shape
     of_queries, lines = segment_ids, None
@@ -56,22 +57,34 @@ def xla_attention(
         tiles = batch, heads, q_BQHK.shape[1], length
         factors = tile_factors(tiles, dropout_key, dropout_rate, lines=lines)
     core = functools.partial(_attended, rate=dropout_rate, window=window)
-    arrays = (q_BQHK, k_BLHK, v_BLHK, _Segments(of_queries, segment_ids), factors)
+    places = None
+    if causal:
+        places = jnp.arange(length)[None] if queries_BQ is None else queries_BQ
+        places = jnp.broadcast_to(places, of_queries.shape)
+    arrays = (q_BQHK, k_BLHK, v_BLHK, _Tokens(of_queries, segment_ids, places), factors)
     return in_parts(core, arrays, scores=batch * heads * q_BQHK.shape[1] * length)
 
 
-class _Segments(NamedTuple):
-    """Segment ids of queries [B, Q] and keys [B, L]."""
+class _Tokens(NamedTuple):
+    """Segments of queries and keys, and positions of queries."""
 
-    of_queries: Array
-    of_keys: Array
+    of_queries: Array  # [B, Q]
+    of_keys: Array  # [B, L]
+    places: Array | None  # [B, Q]; None if a query sees later keys
+
+    def visible(self) -> Array:
+        """Returns whether a query sees a key, bool [B, 1, Q, L]."""
+        found = same_segment(self.of_queries, self.of_keys)
+        if self.places is None:
+            return found
+        return found & (self.places[:, None, :, None] >= jnp.arange(self.of_keys.shape[1]))
 
 
 def _attended(
     q_BQHK: Array,
     k_BLHK: Array,
     v_BLHK: Array,
-    segments: _Segments,
+    tokens: _Tokens,
     factors: TileFactors | None,
     *,
     rate: float,
@@ -80,7 +93,7 @@ def _attended(
     # With heads first, each head is a product of contiguous matrices, which is faster on CPUs. On
     # TPUs it makes no difference.
     q, k, v = (each.swapaxes(1, 2) for each in (q_BQHK, k_BLHK, v_BLHK))
-    out: Array = _attend(q, k, v, segments, factors, 0.0 if factors is None else rate, window)
+    out: Array = _attend(q, k, v, tokens, factors, 0.0 if factors is None else rate, window)
     return out.swapaxes(1, 2)
 
 
@@ -108,16 +121,25 @@ def masked_scores(q_BHQK: Array, k_BHLK: Array, visible: Array) -> Array:
 
 
 def attention_probabilities(
-    q_BLHK: Array, k_BLHK: Array, segment_ids: Array, *, window: int | None = None
+    q_BLHK: Array,
+    k_BLHK: Array,
+    segment_ids: Array,
+    *,
+    causal: bool,
+    window: int | None = None,
 ) -> Float[Array, "batch heads length length"]:
     """Returns the probabilities that attention computes internally, float32, without dropout.
 
-    With a `window`, a query sees only keys at most ``window / 2`` tokens away. If query or key is
-    padding, the probability is 0.
+    With a `window`, a query sees only keys at most ``window / 2`` tokens away. If `causal`, it sees
+    no later key. If query or key is padding, the probability is 0.
     """
     visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
+    places = jnp.arange(segment_ids.shape[1])
+    before = places[:, None] - places
     if window is not None:
         visible &= _near(segment_ids, window)
+    if causal:
+        visible &= before >= 0
     scores_BHLM = masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible)
     # A padding query sees no key: replace its uniform average by zeros.
     return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)
@@ -142,14 +164,14 @@ def _forward(
     q: Array,
     k: Array,
     v: Array,
-    segments: _Segments,
+    tokens: _Tokens,
     factors: TileFactors | None,
     rate: float,
     window: int | None,
 ) -> tuple[Array, tuple[Array, ...]]:
-    visible = same_segment(*segments)
+    visible = tokens.visible()
     if window is not None:
-        visible &= _near(segments.of_keys, window)
+        visible &= _near(tokens.of_keys, window)
     weights = jax.nn.softmax(masked_scores(q, k, visible), axis=-1)
     if factors is not None:
         weights = jnp.where(kept_elements(factors), weights * (1 / (1 - rate)), -weights)

@@ -45,7 +45,7 @@ def open_mlm_teacher(
     of pieces, or has another width although the loss compares hidden states.
     """
     teacher = open_teacher(section.teacher, student=execution, checkpoint="last")
-    if not teacher.heads.mlm:
+    if not teacher.heads.mlm or teacher.heads.causal:
         raise UserError(
             "distill.no_mlm_head",
             "found {teacher}, which has {found}. Use a teacher with an MLM head.",

@@ -14,6 +14,7 @@ from bert_jax.inference.lengths import bucket_of, buckets_up_to
 from bert_jax.narration import doing
 from bert_jax.objectives.of_run import objective_of, objective_section
 from bert_jax.objectives.phases import open_source
+from bert_jax.objectives.train_section import PhaseSection, TrainSection
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
@@ -24,7 +25,6 @@ from bert_jax.runs.run_directory import Run
 from bert_jax.task import GENERATOR, Task
 from bert_jax.train.evaluations import make_evaluation
 from bert_jax.train.frozen import FrozenParams, check_frozen, load_frozen
-from bert_jax.train.sections import PhaseSection, TrainSection
 from bert_jax.train.state import ModelDefinition, define_model
 
 BATCH_SIZE: Final = 32  # rows per batch of imported runs, which have no train section
@@ -62,14 +62,14 @@ def evaluate_objective(
             run=run.directory,
         )
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh), define=_trained_model)
-    run = run._replace(architecture=loaded.architecture)
-    task = objective_of(run)
+    run = run.of_phase(loaded.architecture, causal=loaded.heads.causal)
+    task = objective_of(run, phase=loaded.phase)
     if run.has("loader"):
         cache = run.section("loader", LoaderSection, verb="evaluate").cache
     source = open_source(
         path,
         split,
-        objective=objective_section(run),
+        objective=objective_section(run, phase=loaded.phase),
         tokenizer=run.tokenizer,
         cache=DatasetCache(cache, say=say),
         key="dataset",

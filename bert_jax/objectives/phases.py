@@ -23,12 +23,12 @@ from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.objectives.registry import check_pairing
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.objectives.train_section import PhaseSection
 from bert_jax.parallel.mesh import process_share
 from bert_jax.section import under
 from bert_jax.task import Objective, RowTransform
 from bert_jax.text import Tokenizer
 from bert_jax.train.evaluations import make_evaluation
-from bert_jax.train.sections import PhaseSection
 from bert_jax.train.spec import Evaluate, Phase
 from bert_jax.train.state import ModelDefinition, define_model
 from bert_jax.train.step import StepSpec
@@ -190,15 +190,15 @@ class PhaseOpener(NamedTuple):
     """Opens the phases of one run."""
 
     settings: PretrainSettings
-    objective: Objective
+    objective: Objective  # objective of the last phase
     architecture: EncoderArchitecture
     model: ModelDefinition
     optimizer: optax.GradientTransformationExtraArgs
     tokenizer: Tokenizer
     mesh: Mesh
     cache: DatasetCache
-    # Returns the objective for the architecture of a phase
-    objective_for: Callable[[EncoderArchitecture], Objective]
+    # Returns the objective of a phase for its architecture
+    objective_for: Callable[[int, EncoderArchitecture], Objective]
 
     def open(self, index: int) -> OpenedPhase:
         """Opens a phase. Raises UserError if its data do not fit model, tokenizer or objective."""
@@ -206,7 +206,7 @@ class PhaseOpener(NamedTuple):
         source_of = functools.partial(
             open_source,
             section.dataset,
-            objective=self.settings.objective,
+            objective=self.settings.objective_of(index),
             tokenizer=self.tokenizer,
             cache=self.cache,
         )
@@ -230,9 +230,11 @@ class PhaseOpener(NamedTuple):
         changes: Mapping[str, float],
         index: int,
     ) -> Phase:
-        settings, step = self.settings, self._step(changes)
+        settings = self.settings
+        objective = self.objective_for(index, self.architecture.with_changes(changes))
+        model = define_model(objective.build)
         features = source.features(
-            self.objective,
+            objective,
             seq_length=section.seq_length,
             max_predictions=section.max_predictions,
             max_examples=section.max_examples,
@@ -242,7 +244,7 @@ class PhaseOpener(NamedTuple):
         limit = None if evaluation is None else evaluation.examples
         found = "nothing" if held_out is None else held_out.dataset.fingerprint
         return Phase(
-            step=step,
+            step=StepSpec(task=objective, model=model, optimizer=self.optimizer),
             steps=section.steps,
             batch_size=section.batch_size,
             accumulation=section.accumulation,
@@ -257,25 +259,24 @@ class PhaseOpener(NamedTuple):
                 section=settings.loader,
             ),
             shapes=1 + len(section.batch_ramp),
-            flops_per_row=self.objective.flops_per_row(features.batch([], [])),
-            evaluate=None if evaluation is None else self._evaluate(section, held_out, step, limit),
+            flops_per_row=objective.flops_per_row(features.batch([], [])),
+            evaluate=None
+            if evaluation is None
+            else self._evaluate(section, held_out, objective, model, limit),
             validation=f"{limit or 'all'} examples of {found}",
             architecture=changes,
-            watch=self.objective.watch(
+            causal=settings.objective_of(index).heads.causal,
+            watch=objective.watch(
                 unigram_entropy=source.unigram_entropy, total_steps=settings.train.total_steps
             ),
         )
-
-    def _step(self, changes: Mapping[str, float]) -> StepSpec:
-        """Returns the step of a phase that changes settings of the architecture."""
-        task = self.objective_for(self.architecture.with_changes(changes))
-        return StepSpec(task=task, model=define_model(task.build), optimizer=self.optimizer)
 
     def _evaluate(
         self,
         section: PhaseSection,
         held_out: ExampleSource | None,
-        step: StepSpec,
+        objective: Objective,
+        model: ModelDefinition,
         limit: int | None,
     ) -> Evaluate | None:
         if held_out is None:
@@ -285,7 +286,7 @@ class PhaseOpener(NamedTuple):
             evaluation_batches,
             held_out.dataset,
             held_out.features(
-                self.objective,
+                objective,
                 seq_length=section.seq_length,
                 max_predictions=section.max_predictions,
                 evaluation=True,
@@ -295,4 +296,4 @@ class PhaseOpener(NamedTuple):
             limit=limit,
             share=share,
         )
-        return make_evaluation(step.task, step.model, open_batches, self.mesh, shares=share.count)
+        return make_evaluation(objective, model, open_batches, self.mesh, shares=share.count)

@@ -1,4 +1,4 @@
-"""The watch of masked language models: a warning if the loss stays at the unigram entropy."""
+"""The watch of language models: a warning if the loss stays at the unigram entropy."""
 
 import math
 from collections import deque
@@ -12,20 +12,30 @@ TOLERANCE: Final = 0.02
 PATIENCE_STEPS: Final = 10_000
 # Consecutive reports on the plateau before a warning.
 WINDOW: Final = 5
+_NAMES: Final = {"mlm_loss": "MLM loss", "next_token_loss": "next-token loss"}
 
 
 class PlateauWatch:
-    """Compares the loss of the masked language model with the unigram entropy of the corpus.
+    """Compares the loss of a language model with the unigram entropy of the corpus.
 
-    A masked language model first learns how often each piece occurs. Its loss then equals the
+    A language model first learns how often each piece occurs. Its loss then equals the
     unigram entropy, and can stay on this plateau for thousands of steps, until attention starts to
     use the context.
     """
 
     def __init__(
-        self, *, unigram_entropy: float, vocab_size: int, patience: int = PATIENCE_STEPS
+        self,
+        *,
+        unigram_entropy: float,
+        vocab_size: int,
+        patience: int = PATIENCE_STEPS,
+        metric: str = "mlm_loss",
     ) -> None:
-        """Never warns before step `patience`. The entropy is in nats."""
+        """Never warns before step `patience`.
+
+        The entropy is in nats. `metric` is the name of the loss in the scores.
+        """
+        self._metric, self._name = metric, _NAMES[metric]
         self._entropy = unigram_entropy
         self._start = math.log(vocab_size)
         self._recent: deque[float] = deque(maxlen=WINDOW)
@@ -36,32 +46,32 @@ class PlateauWatch:
     def expectation(self) -> str:
         """The normal course of the loss, as a message for the start of a run."""
         return (
-            f"normal MLM loss: {self._start:.1f} at the start (ln of the vocabulary size), near "
-            f"{self._entropy:.2f} (unigram entropy of this corpus) while the model ignores the "
-            f"context, and lower once it uses the context"
+            f"normal {self._name}: {self._start:.1f} at the start (ln of the vocabulary size), "
+            f"near {self._entropy:.2f} (unigram entropy of this corpus) while the model ignores "
+            f"the context, and lower once it uses the context"
         )
 
     def remark(self, scores: Mapping[str, float]) -> str:
-        """Returns a comparison of the MLM loss with the unigram entropy, in words."""
-        mlm_loss = scores["mlm_loss"]
-        if mlm_loss > self._entropy * (1 + TOLERANCE):
+        """Returns a comparison of the loss with the unigram entropy, in words."""
+        loss = scores[self._metric]
+        if loss > self._entropy * (1 + TOLERANCE):
             return "above the unigram entropy"
-        if mlm_loss >= self._entropy * (1 - TOLERANCE):
+        if loss >= self._entropy * (1 - TOLERANCE):
             return "on the unigram plateau"
-        return f"{self._entropy - mlm_loss:.2f} below the unigram entropy"
+        return f"{self._entropy - loss:.2f} below the unigram entropy"
 
     def warn(self, *, step: int, scores: Mapping[str, float]) -> str | None:
         """Returns a warning once, when the loss has been on the plateau for too long."""
-        mlm_loss = scores["mlm_loss"]
-        self._recent.append(mlm_loss)
+        loss = scores[self._metric]
+        self._recent.append(loss)
         stuck = len(self._recent) == WINDOW and all(
-            abs(loss - self._entropy) <= TOLERANCE * self._entropy for loss in self._recent
+            abs(each - self._entropy) <= TOLERANCE * self._entropy for each in self._recent
         )
         if self._warned or not stuck or step < self._patience:
             return None
         self._warned = True
         return (
-            f"step {step}: MLM loss {mlm_loss:.2f} has stayed at the unigram entropy "
+            f"step {step}: {self._name} {loss:.2f} has stayed at the unigram entropy "
             f"{self._entropy:.2f}: the model does not use the context yet. Usual causes: learning "
             f"rate too high or too low, warm-up too short, batch too small, post-LayerNorm with "
             f"many layers and no warm-up"

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from etils import epath
+from jax.sharding import Mesh
 from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
@@ -31,7 +32,7 @@ from bert_jax.task import Objective, Params
 from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpoint_manifest import PARAMS
 from bert_jax.train.checkpointer import Checkpointer
-from bert_jax.train.frozen import initial_params, load_frozen
+from bert_jax.train.frozen import FrozenParams, initial_params, load_frozen
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.schedule_segments import schedule_segments
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
@@ -101,12 +102,16 @@ def _prepare(
     model_section = settings.model.model_copy(update={"execution": execution, "heads": heads})
     settings = dataclasses.replace(settings, model=model_section)
 
-    def objective_for(architecture: EncoderArchitecture) -> Objective:
+    def objective_for(phase: int, architecture: EncoderArchitecture) -> Objective:
         return make_objective(
-            settings.objective, architecture=architecture, execution=resolved, tokenizer=tokenizer
+            settings.objective_of(phase),
+            architecture=architecture,
+            execution=resolved,
+            tokenizer=tokenizer,
+            key=settings.objective_key(phase),
         )
 
-    objective = objective_for(architecture)
+    objective = objective_for(len(section.phases) - 1, architecture)
     with doing("defining the model"):
         model = define_model(objective.build)
     opener = PhaseOpener(
@@ -124,15 +129,31 @@ def _prepare(
 
 
 def _heads(settings: PretrainSettings) -> HeadsSection:
-    """Returns the heads of the objective. Raises UserError if the model section has others."""
-    heads = settings.objective.heads
+    """Returns the heads of the last phase's objective.
+
+    Raises UserError if the model section has others, or the objectives of other phases need others.
+    """
+    *earlier, last = settings.objectives
+    heads = last.heads
+    for phase, objective in enumerate(earlier):
+        if objective.heads.of_pretraining != heads.of_pretraining:
+            raise UserError(
+                "objective.phases",
+                "found {found}, which trains {heads}, but the last phase's objective {last} "
+                "trains {expected}. All phases must train the same heads.",
+                place=f"{settings.objective_key(phase)}.kind",
+                found=objective.kind,
+                heads=describe(objective.heads),
+                last=last.kind,
+                expected=describe(heads),
+            )
     if settings.model.heads not in (settings.model.pretraining_heads(), heads):
         raise UserError(
             "model.heads_of_objective",
             "found {found}, but objective.kind {objective} trains {expected}. Remove this section.",
             place="model.heads",
             found=describe(settings.model.heads),
-            objective=settings.objective.kind,
+            objective=last.kind,
             expected=describe(heads),
         )
     return heads
@@ -150,7 +171,7 @@ def _train_spec(
     console: Console,
 ) -> TrainSpec:
     settings, section, mesh = run.settings, run.settings.train, run.mesh
-    frozen = load_frozen(run.objective, mesh)
+    frozen = _load_frozen(opened, mesh)
     write_config = functools.partial(
         write_run,
         settings=settings.config,
@@ -191,6 +212,12 @@ def _train_spec(
     )
 
 
+def _load_frozen(opened: Sequence[OpenedPhase], mesh: Mesh) -> FrozenParams:
+    """Loads the frozen models of all phases. Only the run's default objective can have some."""
+    tasks = [found.phase.step.task for found in opened]
+    return load_frozen(next((task for task in tasks if task.frozen_models()), tasks[0]), mesh)
+
+
 def _origin(
     settings: PretrainSettings,
     opened: Sequence[OpenedPhase],
@@ -209,7 +236,8 @@ def _origin(
         return origin
     run, wanted = open_run(root), settings.model.heads
     saved = check_resume(run, settings, checkpoints, data=data, console=console)
-    if run.heads != wanted:  # an imported model
+    same_direction = run.heads.model_copy(update={"causal": wanted.causal})
+    if same_direction != wanted:  # an imported model
         raise UserError(
             "run.other_heads",
             "found {found}, whose model has {held}, but objective.kind {objective} trains {heads}. "
@@ -217,7 +245,7 @@ def _origin(
             place="run_dir",
             found=root,
             held=describe(run.heads),
-            objective=settings.objective.kind,
+            objective=settings.objective_of(-1).kind,
             heads=describe(wanted),
         )
     merged = {name: {**saved.get(name, {}), **paths} for name, paths in data._asdict().items()}
@@ -236,7 +264,8 @@ def _initial_params(
     """
     run_dir, rows = run.settings.init_from, run.architecture.vocab_size
     if run_dir is None:
-        return initial_params(run.objective, frozen, abstract, draw)
+        objective = run.objective_for(0, run.architecture)
+        return initial_params(objective, frozen, abstract, draw)
     origin = open_run(run_dir)
     if (theirs := origin.architecture.vocab_size) != rows:
         raise UserError(

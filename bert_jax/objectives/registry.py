@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import pydantic
 
 from bert_jax.data.dataset.reader import Dataset
+from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.encoders.registry import SECTIONS
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.bert import BertObjectiveSection
+from bert_jax.objectives.causal import CausalObjectiveSection
 from bert_jax.objectives.distill import DistillObjectiveSection
 from bert_jax.objectives.electra import ElectraObjectiveSection
 from bert_jax.objectives.roberta import RobertaObjectiveSection
@@ -30,6 +32,7 @@ Registered: TypeAlias = (
     BertObjectiveSection
     | SopObjectiveSection
     | RobertaObjectiveSection
+    | CausalObjectiveSection
     | DistillObjectiveSection
     | ElectraObjectiveSection
 )
@@ -65,10 +68,24 @@ def read_objective(values: Any, *, source: str) -> Registered:
     return validate(_Holder, {"objective": values}, source=source).objective
 
 
+def masking_of(section: Registered) -> MaskingSection | None:
+    """Returns the masking of an objective, or None if it masks no tokens."""
+    return None if isinstance(section, CausalObjectiveSection) else section.masking
+
+
+def without_functions(section: Registered) -> Registered:
+    """Returns an objective without functions of the user, which change no shapes."""
+    if (masking := masking_of(section)) is None:
+        return section
+    masking = masking.model_copy(update={"segmenter": None})
+    return section.model_copy(update={"masking": masking})
+
+
 def kind_for(heads: HeadsSection, *, encoder: str) -> str:
     """Returns the first objective whose heads a model has, or else its encoder can have."""
     possible = SECTIONS[encoder].pretraining_heads()
-    return next(kind for each in (heads, possible) for kind in _kinds_with(each.of_pretraining))
+    kinds = [kind for each in (heads, possible) for kind in _kinds_with(each.of_pretraining)]
+    return next(kind for kind in kinds if OBJECTIVES[kind].heads.causal == heads.causal)
 
 
 def _kinds_with(heads: set[str]) -> list[str]:
@@ -82,10 +99,12 @@ def make_objective(
     architecture: EncoderArchitecture,
     execution: Execution,
     tokenizer: Tokenizer,
+    key: str = "objective",
 ) -> Objective:
     """Returns the objective of a section for a model. Imports JAX.
 
-    Raises UserError if the encoder cannot have the heads of the objective.
+    `key` is the key of the section, for the message. Raises UserError if the encoder cannot have
+    the heads of the objective.
     """
     possible = SECTIONS[architecture.kind].pretraining_heads().of_pretraining
     if lacking := section.heads.of_pretraining - possible:
@@ -93,7 +112,7 @@ def make_objective(
             "objective.encoder",
             "found {found}, but the encoder {encoder} cannot have its heads {lacking:and}. Use "
             "{allowed:or}.",
-            place="objective.kind",
+            place=f"{key}.kind",
             found=section.kind,
             encoder=architecture.kind,
             lacking=sorted(lacking),

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from bert_jax.narration import narrator_of
-from bert_jax.objectives.of_run import objective_section
+from bert_jax.objectives.of_run import default_objective
 from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.objectives.train_section import TrainSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.run_directory import Run, read_run_provenance
 from bert_jax.runs.setting_changes import find_changes, refuse_other_settings
 from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.progress import IMPORTED, TrainProgress
-from bert_jax.train.sections import TrainSection
 
 
 class DataFingerprints(NamedTuple):
@@ -65,7 +65,7 @@ def check_resume(
         settings,
         seed=run.seed,
         model=run.model,
-        objective=objective_section(run, verb="pretrain"),
+        objective=default_objective(run, verb="pretrain"),
         optimizer=run.section("optimizer", OptimizerSection, verb="pretrain"),
         train=run.section("train", TrainSection, verb="pretrain"),
     )
@@ -121,7 +121,7 @@ def _is_free(
         cut_short = progress.phase_step == train.phases[current].steps
         if index >= ahead or (cut_short and index == current and name == "steps"):
             return True
-        return data_may_change and name == "dataset"
+        return data_may_change and (name == "dataset" or name.startswith("objective.masking."))
     if key == "seed" or key.startswith("objective.masking."):
         return data_may_change
     return not key.startswith("objective.")

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import HeadsSection
 from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
 from bert_jax.optim.sections import OptimizerSection
@@ -70,9 +71,11 @@ class LoadedParams(NamedTuple):
 
     step: int
     architecture: EncoderArchitecture  # of the phase that wrote the checkpoint
+    heads: HeadsSection  # of that phase
     model: ModelDefinition
     params: Params
     mesh: Mesh
+    phase: int = -1  # number of that phase; −1 if it is unknown
 
 
 def own_model(run: Run) -> ModelDefinition:
@@ -102,27 +105,26 @@ def load_params(
     mesh = mesh or open_mesh()
 
     def read(checkpoints: Checkpointer) -> LoadedParams:
-        step, architecture = find_checkpoint(run, checkpoints, checkpoint)
-        model = define(run._replace(architecture=architecture))
+        step, wrote = find_checkpoint(run, checkpoints, checkpoint)
+        model = define(wrote)
         params = checkpoints.restore_params(abstract_params(model, mesh), step=step)
-        return LoadedParams(step, architecture, model, params, mesh)
+        phase = checkpoints.progress(step).get("phase", -1)
+        return LoadedParams(step, wrote.architecture, wrote.heads, model, params, mesh, phase)
 
     with doing(f"reading the parameters of {run.directory}"):
         return read_checkpoints(run.directory, read)
 
 
-def architecture_of(run: Run, *, checkpoint: str) -> EncoderArchitecture:
-    """Returns the architecture of a run's checkpoint, which may differ between phases.
+def run_of_checkpoint(run: Run, *, checkpoint: str) -> Run:
+    """Returns the run with the model of a checkpoint's phase.
 
     The arguments are as for `load_params`. Raises UserError if there is no such checkpoint.
     """
     return read_checkpoints(run.directory, lambda found: find_checkpoint(run, found, checkpoint)[1])
 
 
-def find_checkpoint(
-    run: Run, checkpoints: Checkpointer, asked: str
-) -> tuple[int, EncoderArchitecture]:
-    """Returns the step of a run's checkpoint, and the architecture of its phase.
+def find_checkpoint(run: Run, checkpoints: Checkpointer, asked: str) -> tuple[int, Run]:
+    """Returns the step of a run's checkpoint, and the run with the model of its phase.
 
     `asked` is as for `load_params`. Raises UserError if there is no such checkpoint.
     """
@@ -130,8 +132,12 @@ def find_checkpoint(
         ranked = run.is_fine_tuned and checkpoints.on_disk.best() is not None
         asked = "best" if ranked else "last"
     step = find_step(checkpoints, asked, where=str(run.directory))
-    changes = checkpoints.progress(step).get("architecture", {})
-    return step, run.architecture.with_changes(changes)
+    progress = checkpoints.progress(step)
+    # config.yaml describes the last phase of a pretraining run. Earlier phases may differ.
+    pretrained = "phase" in progress and not run.is_fine_tuned
+    causal = progress.get("causal", False) if pretrained else run.heads.causal
+    architecture = run.architecture.with_changes(progress.get("architecture", {}))
+    return step, run.of_phase(architecture, causal=causal)
 
 
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:

@@ -50,6 +50,12 @@ class Run(NamedTuple):
         """Function that makes the run's model, for `define_model`."""
         return encoder_builder(self.architecture, self.model.execution.elsewhere(), self.heads)
 
+    def of_phase(self, architecture: EncoderArchitecture, *, causal: bool) -> "Run":
+        """Returns the run with the model of one of its phases. For `causal`, see `HeadsSection`."""
+        heads = self.heads.model_copy(update={"causal": causal})
+        model = self.model.model_copy(update={"heads": heads})
+        return self._replace(architecture=architecture, model=model)
+
     @property
     def seed(self) -> int:
         """Seed of the whole run."""

@@ -84,11 +84,12 @@ def describe(heads: HeadsSection) -> str:
         found.append("sentence embeddings")
     if not found:
         return "no head but a pooler" if heads.pooler else "no head and no pooler"
-    return " and ".join(["a pooler", *found] if heads.pooler else found)
+    attention = " with left-to-right attention" if heads.causal else ""
+    return " and ".join(["a pooler", *found] if heads.pooler else found) + attention
 
 
 def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
-    """Raises UserError if a model has no MLM head; `name` is for the message."""
+    """Raises UserError if a model cannot predict masked tokens; `name` is for the message."""
     if not heads.mlm:
         raise UserError(
             "run.no_mlm_head",
@@ -96,6 +97,14 @@ def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
             place="fill-mask",
             run=name,
             found=describe(heads),
+        )
+    if heads.causal:
+        raise UserError(
+            "run.causal",
+            "{run} predicts the next token, not masked tokens. Use a checkpoint of a phase with "
+            "objective.kind roberta, or of another run.",
+            place="fill-mask",
+            run=name,
         )
 
 

@@ -17,7 +17,7 @@ from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.kernel_limits import Part
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroups
-from bert_jax.runs.open_checkpoints import architecture_of, find_checkpoint, read_checkpoints
+from bert_jax.runs.open_checkpoints import find_checkpoint, read_checkpoints, run_of_checkpoint
 from bert_jax.runs.run_directory import open_run
 from bert_jax.task import FrozenModel, Params
 from bert_jax.text import Tokenizer
@@ -104,11 +104,10 @@ def open_teacher(run_dir: str, *, student: Execution, checkpoint: str) -> Teache
 
     `checkpoint` is as for `load_params`. Raises UserError if there is no such run or checkpoint.
     """
-    run = open_run(run_dir)
-    architecture = architecture_of(run, checkpoint=checkpoint)
+    run = run_of_checkpoint(open_run(run_dir), checkpoint=checkpoint)
     return Teacher(
-        architecture=architecture,
-        execution=_execution(architecture, student),
+        architecture=run.architecture,
+        execution=_execution(run.architecture, student),
         heads=run.heads,
         directory=run.directory,
         checkpoint=checkpoint,

@@ -140,9 +140,7 @@ def logits(model: EncoderModel, batch: Batch, *, dropout_key: jax.Array | None) 
     if model.heads.embedding is not None:
         vectors = model.embedded(flat, dropout_key=dropout_key)
         return vectors.reshape(*shape[:-1], vectors.shape[-1])
-    queries = None
-    if model.reads_first:
-        queries = jnp.zeros((len(flat["input_ids"]), 1), jnp.int32)
+    queries = model.read_positions(flat["segment_ids"])
     hidden = model.hidden(flat, queries_BQ=queries, dropout_key=dropout_key)
     # Subkeys 0 and 1 belong to the encoder.
     found = model.task_logits(hidden, flat["segment_ids"], dropout_key=subkey(dropout_key, 2))

@@ -41,6 +41,7 @@ class TrainProgress:
     frozen: dict[str, str] = dataclasses.field(default_factory=dict)  # hashes of frozen models
     # Settings of the architecture in which the phase of the last step differs from config.yaml
     architecture: dict[str, float] = dataclasses.field(default_factory=dict)
+    causal: bool = False  # whether attention was left to right in the last step
 
     @classmethod
     def at(cls, step: int, phases: Sequence[int]) -> TrainProgress:
@@ -69,7 +70,8 @@ class TrainProgress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the progress as plain JSON."""
-        absent = {name for name in ("frozen", "architecture") if not getattr(self, name)}
+        optional = ("frozen", "architecture", "causal")
+        absent = {name for name in optional if not getattr(self, name)}
         return _PLAIN.dump_python(self, exclude=absent)
 
     @classmethod
@@ -180,7 +182,7 @@ class StepTracker:
         progress.step += 1
         progress.phase_step += 1
         phase = self._phases[progress.phase]
-        progress.architecture = {**phase.architecture}
+        progress.architecture, progress.causal = {**phase.architecture}, phase.causal
         progress.position = phase.loader.position(progress.phase_step + self._batch_offset)
         progress.window = add(progress.window, metrics)
 

@@ -80,6 +80,7 @@ class Phase:
     validation: str = "dev"  # fingerprint of the validation data
     # Settings of the architecture that only this phase has; its checkpoints record them
     architecture: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    causal: bool = False  # whether attention is left to right; its checkpoints record it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

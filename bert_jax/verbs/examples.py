@@ -14,10 +14,12 @@ from rich.console import Console
 from bert_jax.config import RunConfig, as_config
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError, differing
 from bert_jax.files.remote import is_remote
 from bert_jax.narration import narrator_of
+from bert_jax.objectives.registry import masking_of
 from bert_jax.pipelines.examples import ExamplesSection, dataset_directory, make_examples
 from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
 from bert_jax.report.dataset.page import write_examples_report
@@ -130,7 +132,7 @@ def _write_extra(
             output=output,
             expected=wanted,
         )
-    masking, seed = config.objective.masking, config.seed
+    masking, seed = masking_of(config.objective) or MaskingSection(), config.seed
     names = sorted(provenance.splits, key=lambda name: name != "train")
     splits = [open_dataset(output, name) for name in names]
     if extra.report:

@@ -13,7 +13,7 @@ from bert_jax.files.atomic import new_directory, write_whole
 from bert_jax.files.remote import require_local
 from bert_jax.interop.difference import largest_difference
 from bert_jax.interop.hf_checkpoint import read_hf, write_hf
-from bert_jax.interop.hf_config import format_of
+from bert_jax.interop.hf_config import classes_for, format_of
 from bert_jax.interop.importing import to_device
 from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
@@ -124,6 +124,34 @@ class _Written(NamedTuple):
     difference: float | None  # see `largest_difference`; None for a format without a reader
 
 
+def _refuse_unknown_to(to: Format, run: Run) -> None:
+    """Raises UserError if a format has no left-to-right attention or no sinusoidal positions."""
+    if to == "stablehlo":
+        return
+    positions = getattr(run.architecture, "position_embedding", "learned")
+    if positions != "learned":
+        raise UserError(
+            "export.position_embedding",
+            "found {found}, but models of --to {format} have a learned table. Use --to stablehlo.",
+            place="model.architecture.position_embedding",
+            found=positions,
+            format=to,
+        )
+    format = format_of(run.architecture.kind)
+    fits = to == "hf" and classes_for(format, run.heads, model_type=_model_type(run))
+    if run.heads.causal and not fits:
+        raise UserError(
+            "export.causal",
+            "found {found} with {heads}, but --to {format} has no such model of the encoder "
+            "{encoder}. Use --to stablehlo, or a checkpoint of a phase with masks.",
+            place="export",
+            found=run.directory,
+            heads=describe(run.heads),
+            format=to,
+            encoder=run.architecture.kind,
+        )
+
+
 def _write(
     directory: Path,
     run: Run,
@@ -136,7 +164,8 @@ def _write(
 ) -> _Written:
     """Writes a checkpoint and its model card."""
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
-    run = run._replace(architecture=loaded.architecture)
+    run = run.of_phase(loaded.architecture, causal=loaded.heads.causal)
+    _refuse_unknown_to(to, run)
     params, heads = jax.device_get(loaded.params), describe(run.heads)
     model = Pretrained(
         run.architecture,

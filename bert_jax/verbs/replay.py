@@ -53,7 +53,8 @@ def replay(
         task = task_of(run, class_weights=weights, teacher=teacher_of_task(run))
         found = replay_step(folder, record, task, chunks=task.chunks)
     else:
-        found = replay_step(folder, record, objective_of(with_teacher_of_run(run)))
+        task = objective_of(with_teacher_of_run(run), phase=record.phase)
+        found = replay_step(folder, record, task)
     _show(run, record, found, console or Console())
     return found
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from bert_jax.objectives.distill import DistillObjectiveSection
-from bert_jax.objectives.of_run import objective_section
+from bert_jax.objectives.of_run import default_objective
 from bert_jax.objectives.registry import Registered
 from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.runs.run_directory import Run
@@ -40,7 +40,7 @@ def with_teacher_of_run(run: Run) -> Run:
     """Returns a pretrained run with `with_local_teacher` of its objective."""
     if not run.has("objective") or run.is_fine_tuned:
         return run
-    objective = with_local_teacher(objective_section(run)).model_dump(mode="json")
+    objective = with_local_teacher(default_objective(run, verb="evaluate")).model_dump(mode="json")
     return run._replace(settings={**run.settings, "objective": objective})
 
 

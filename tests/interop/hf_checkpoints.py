@@ -202,8 +202,8 @@ def import_run(source: Path, run_dir: Path) -> Imported:
     return read_run(import_checkpoint(str(source), str(run_dir)))
 
 
-def fresh_run(root: Path, tokenizer: Tokenizer) -> Imported:
-    """Writes a small run with random parameters, and opens it."""
+def fresh_run(root: Path, tokenizer: Tokenizer, **changes: Any) -> Imported:
+    """Writes a small run with random parameters, and opens it. `changes` are of the sizes."""
     sizes = {
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -211,6 +211,7 @@ def fresh_run(root: Path, tokenizer: Tokenizer) -> Imported:
         "intermediate_size": 48,
         "max_position_embeddings": 40,
         "initializer_range": 0.2,
+        **changes,
     }
     section = BertSection.model_validate({"architecture": sizes, "execution": {"dtype": "float32"}})
     write_run(

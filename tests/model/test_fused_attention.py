@@ -31,7 +31,15 @@ def segments_of(rows: int, length: int) -> jax.Array:
 
 
 def fused(
-    q: Any, k: Any, v: Any, bias: Any, segments: Any, *, rate: float, queries: Any = None
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    segments: Any,
+    *,
+    rate: float,
+    causal: bool = False,
+    queries: Any = None,
 ) -> Any:
     """Calls the kernel as `SelfAttention` does."""
     rows, _, heads, columns = k.shape
@@ -44,31 +52,53 @@ def fused(
         seeds,
         columns=columns,
         rate=rate,
+        causal=causal,
         queries_BQ=queries,
     )
     return out.reshape(q.shape)
 
 
 def xla(
-    q: Any, k: Any, v: Any, bias: Any, segments: Any, *, rate: float, queries: Any = None
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    segments: Any,
+    *,
+    rate: float,
+    causal: bool = False,
+    queries: Any = None,
 ) -> Any:
     with_bias = [x + each.astype(x.dtype) for x, each in zip((q, k, v), bias, strict=True)]
     key = jax.random.key(3)
     return xla_attention(
-        *with_bias, segments, dropout_rate=rate, dropout_key=key, queries_BQ=queries
+        *with_bias,
+        segments,
+        dropout_rate=rate,
+        dropout_key=key,
+        causal=causal,
+        queries_BQ=queries,
     )
 
 
-@functools.partial(jax.jit, static_argnames=("core", "rate"))
+@functools.partial(jax.jit, static_argnames=("core", "rate", "causal"))
 def attend(
-    core: Any, q: Any, k: Any, v: Any, weights: Any, *, rate: float, queries: Any = None
+    core: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    weights: Any,
+    *,
+    rate: float,
+    causal: bool = False,
+    queries: Any = None,
 ) -> Any:
     """Returns the gradients of the weighted sum of the output, then the output."""
     segments = segments_of(*k.shape[:2])
     bias = jnp.linspace(-0.5, 0.5, 3 * q.shape[2] * q.shape[3]).reshape(3, *q.shape[2:])
 
     def value(q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, Any]:
-        out = core(q, k, v, bias, segments, rate=rate, queries=queries)
+        out = core(q, k, v, bias, segments, rate=rate, causal=causal, queries=queries)
         return (out * weights).astype(jnp.float32).sum(), out
 
     return jax.grad(value, (0, 1, 2, 3), has_aux=True)(q, k, v, bias)
@@ -99,6 +129,30 @@ def test_it_equals_xla(rows: int, length: int, heads: int, columns: int, rate: f
     drawn = np.random.default_rng(0).standard_normal((4, rows, length, heads, columns))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
     assert_same(attend(fused, *arrays, rate=rate), attend(xla, *arrays, rate=rate))
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "queries"),
+    [
+        (40, 2, None),
+        (300, 1, None),  # three tiles, each of which reads another number of keys
+        (200, 2, 20),
+        pytest.param(1000, 2, None, marks=pytest.mark.chaos),
+        pytest.param(1000, 1, 300, marks=pytest.mark.chaos),
+    ],
+)
+def test_left_to_right_it_equals_xla(length: int, heads: int, queries: int | None) -> None:
+    rng, rows, columns = np.random.default_rng(8), 2, 64
+    k, v = jnp.asarray(rng.standard_normal((2, rows, length, heads, columns)), jnp.float32)
+    shape = rows, queries or length, heads, columns
+    q, weights = jnp.asarray(rng.standard_normal((2, *shape)), jnp.float32)
+    drawn = rng.integers(0, length, shape[:2])
+    places = None if queries is None else jnp.asarray(drawn, jnp.int32)
+    found, expected = (
+        attend(core, q, k, v, weights, rate=0.1, causal=True, queries=places)
+        for core in (fused, xla)
+    )
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("core", [fused, xla])

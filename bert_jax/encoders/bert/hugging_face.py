@@ -23,7 +23,6 @@ class BertConfig(BertArchitecture, HfConfig):
 
     hidden_act: Activation = "gelu_erf"
     position_embedding_type: Literal["absolute"] = "absolute"
-    is_decoder: Literal[False] = False
     add_cross_attention: Literal[False] = False
 
 
@@ -33,6 +32,7 @@ FORMAT: Final = HfFormat(
     classes={
         "ForPreTraining": ClassHeads(pooler=True, mlm=True, next_sentence=True),
         "ForMaskedLM": ClassHeads(mlm=True),
+        "LMHeadModel": ClassHeads(mlm=True, causal=True),
         "ForNextSentencePrediction": ClassHeads(pooler=True, next_sentence=True),
         "ForSequenceClassification": ClassHeads(pooler=True, task="sequence_classification"),
         "ForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),

@@ -27,7 +27,6 @@ class ElectraConfig(ElectraArchitecture, HfConfig):
     embedding_size: int | None = pydantic.Field(default=128, ge=1, le=1 << 16)
     hidden_act: Activation = "gelu_erf"
     position_embedding_type: Literal["absolute"] = "absolute"
-    is_decoder: Literal[False] = False
     add_cross_attention: Literal[False] = False
     summary_type: Literal["first"] = "first"
     summary_use_proj: Literal[True] = True

@@ -49,7 +49,9 @@ _KEYS = 3  # dropout keys of a layer: attention weights, attention output, FFN
 class ModernBertLayer(nnx.Module):
     """Attention and GeGLU, each added to its input (pre-LayerNorm), without biases."""
 
-    def __init__(self, *, architecture: ModernBertArchitecture, execution: Execution) -> None:
+    def __init__(
+        self, *, architecture: ModernBertArchitecture, execution: Execution, causal: bool
+    ) -> None:
         width, inner = architecture.hidden_size, architecture.intermediate_size
         heads, columns = architecture.num_attention_heads, architecture.head_dim
         parts = {"architecture": architecture, "execution": execution}
@@ -64,6 +66,7 @@ class ModernBertLayer(nnx.Module):
         self.gate, self.up = (dense((width, inner), ("embed", "mlp")) for _ in range(2))
         self.down = last((inner, width), ("mlp", "embed"))
         self.architecture = architecture
+        self.causal = causal
         self.core: Implementation = execution.attention
         self.fused_ffn = execution.ffn == "fused"
         self.remat_core = execution.remat == "attention"
@@ -111,16 +114,22 @@ class ModernBertLayer(nnx.Module):
         kernels = tuple(each.kernel[...] for each in (self.query, self.key, self.value))
         products: Any = project_each(x_BLD.astype(self.query.dtype), kernels, self.query.use)
         if self.core == "fused":
-            return rotary_attention(products, segment_ids, turn, columns=columns, window=window)
+            return rotary_attention(
+                products, segment_ids, turn, columns=columns, window=window, causal=self.causal
+            )
 
         def by_head(y_BLW: Array) -> Array:
             y_BLHK = y_BLW.reshape(*y_BLW.shape[:2], -1, columns)
             return constrain(y_BLHK, "batch", "length", "heads", "head_dim")
 
         q, k, v = map(by_head, products)
-        core: Any = functools.partial(xla_attention, window=window, dropout_rate=rate)
+        core: Any = functools.partial(
+            xla_attention, window=window, dropout_rate=rate, causal=self.causal
+        )
         if window is not None and not is_short(x_BLD.shape[1], window):
-            core = functools.partial(local_attention, window=window, dropout_rate=rate)
+            core = functools.partial(
+                local_attention, window=window, dropout_rate=rate, causal=self.causal
+            )
         elif self.remat_core:
             core = jax.checkpoint(core)
         attended = core(rotated(q, turn), rotated(k, turn), v, segment_ids, dropout_key=key)
@@ -149,17 +158,21 @@ class ModernBertEncoder(nnx.Module):
     layers are outside as well, because the last layer computes only the states that are read.
     """
 
-    def __init__(self, *, architecture: ModernBertArchitecture, execution: Execution) -> None:
+    def __init__(
+        self, *, architecture: ModernBertArchitecture, execution: Execution, causal: bool
+    ) -> None:
+        """Creates abstract parameters. For `causal`, see `HeadsSection`."""
         parts = {"architecture": architecture, "execution": execution}
         width, depth = architecture.hidden_size, architecture.num_hidden_layers
         pieces = TruncatedNormal(architecture.initializer_range, rows=architecture.vocab_size)
         self.word = param((architecture.padded_vocab_size, width), ("vocab", "embed"), pieces)
         self.norm = ScaledNorm(**parts)
-        self.layers = stacked(ModernBertLayer(**parts), depth=depth)
+        self.layers = stacked(ModernBertLayer(**parts, causal=causal), depth=depth)
         if depth > 1:  # of all layers but the first
             self.attention_norms = stacked(ScaledNorm(**parts), depth=depth - 1)
         self.last_norm = ScaledNorm(**parts)
         self.architecture = architecture
+        self.causal = causal
         self.gradient_dtype = execution.gradient_dtype
         self.fused = "fused" in (execution.norm, execution.ffn)
         self.remat: Remat = execution.remat
@@ -222,9 +235,10 @@ class ModernBertEncoder(nnx.Module):
             turn = turns[architecture.is_global(at)]
             q_BLHK, k_BLHK = (rotated(each(normed), turn) for each in (layer.query, layer.key))
             window = None if architecture.is_global(at) else architecture.window
-            maps.append(
-                attention_probabilities(q_BLHK, k_BLHK, batch["segment_ids"], window=window)
+            found = attention_probabilities(
+                q_BLHK, k_BLHK, batch["segment_ids"], window=window, causal=self.causal
             )
+            maps.append(found)
         return jnp.stack(maps)
 
     def _run(

@@ -1,9 +1,10 @@
 """Sliding-window attention in plain JAX: time and memory grow with length · window.
 
 A row is cut into blocks of half a window. The queries of a block see the keys of the block, of the
-block before it and of the block after it.
+block before it and, unless attention is causal, of the block after it.
 
-Shape suffixes: B batch, L length, N blocks, W tokens of a block, H heads, K head columns.
+Shape suffixes: B batch, L length, N blocks, W tokens of a block, T keys of a block, H heads, K head
+columns.
 """
 
 import functools
@@ -26,11 +27,13 @@ def local_attention(
     window: int,
     dropout_rate: float,
     dropout_key: Array | None,
+    causal: bool = False,
 ) -> Float[Array, "batch length heads columns"]:
     """Returns softmax(q·kᵀ/√K)·v over the keys that a query sees.
 
-    A query sees a key of its own segment at most ``window / 2`` tokens away. The backward pass
-    computes the scores again, because they take three times the memory of the states per head.
+    A query sees a key of its own segment at most ``window / 2`` tokens away, and if `causal`, no
+    later key. The backward pass computes the scores again, because they take three times the memory
+    of the states per head.
     """
     length, size = q_BLHK.shape[1], window // 2
     # An export has a symbolic length. JAX can then reshape a multiple of `size`, but not a sum.
@@ -38,7 +41,7 @@ def local_attention(
     q, k, v = (jnp.pad(each, padding) for each in (q_BLHK, k_BLHK, v_BLHK))
     segments = jnp.pad(segment_ids + 1, padding[:2])  # a segment of its own for the new padding
     key = dropout_key if dropout_rate > 0.0 else None
-    core = functools.partial(_attended, key=key, size=size, rate=dropout_rate)
+    core = functools.partial(_attended, key=key, size=size, rate=dropout_rate, causal=causal)
     arrays = (q, k, v, segments)
     if key is not None:  # the parts of a batch would have the same random bits
         return jax.checkpoint(core)(*arrays)[:, :length]
@@ -55,14 +58,26 @@ def is_short(length: Any, window: int) -> bool:
 
 
 def _attended(
-    q: Array, k: Array, v: Array, segments: Array, *, key: Array | None, size: int, rate: float
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array,
+    *,
+    key: Array | None,
+    size: int,
+    rate: float,
+    causal: bool,
 ) -> Array:
     q_BNHWK = _blocks(q, size).swapaxes(2, 3)
-    k_BNHTK, v_BNHTK = (_neighbours(_blocks(x, size)).swapaxes(2, 3) for x in (k, v))
+    neighbours = functools.partial(_neighbours, causal=causal)
+    k_BNHTK, v_BNHTK = (neighbours(_blocks(x, size)).swapaxes(2, 3) for x in (k, v))
     of_queries = _blocks(segments, size)
-    of_keys = _neighbours(of_queries)
-    distance = jnp.arange(3 * size) - size - jnp.arange(size)[:, None]
-    visible = (abs(distance) <= size) & (of_queries[..., None] == of_keys[..., None, :])
+    of_keys = neighbours(of_queries)
+    distance = jnp.arange(of_keys.shape[2]) - size - jnp.arange(size)[:, None]
+    inside = abs(distance) <= size
+    if causal:
+        inside &= distance <= 0
+    visible = inside & (of_queries[..., None] == of_keys[..., None, :])
     scores = jnp.einsum("bnhwk,bnhtk->bnhwt", q_BNHWK, k_BNHTK, preferred_element_type=jnp.float32)
     scores = jnp.where(visible[:, :, None], scores * q.shape[-1] ** -0.5, MASKED)
     weights = dropout(jax.nn.softmax(scores, axis=-1).astype(v.dtype), rate, key)
@@ -75,7 +90,11 @@ def _blocks(x: Array, size: int) -> Array:
     return x.reshape(x.shape[0], -1, size, *x.shape[2:])
 
 
-def _neighbours(x: Array) -> Array:
-    """Returns every block with the block before and after it, [B, N, 3 · W, …]; zeros outside."""
+def _neighbours(x: Array, *, causal: bool) -> Array:
+    """Returns every block with its neighbours, [B, N, T, …]; zeros outside the row.
+
+    The neighbours are the block before it and, unless `causal`, the block after it.
+    """
     around = jnp.pad(x, ((0, 0), (1, 1), *((0, 0),) * (x.ndim - 2)))
-    return jnp.concatenate([around[:, :-2], x, around[:, 2:]], axis=2)
+    after = [] if causal else [around[:, 2:]]
+    return jnp.concatenate([around[:, :-2], x, *after], axis=2)

@@ -5,7 +5,7 @@ from typing import Final
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from bert_jax.encoders.modernbert.encoder import ModernBertEncoder
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
@@ -71,7 +71,7 @@ class ModernBert(EncoderModel):
     ) -> None:
         super().__init__(architecture=architecture, execution=execution, heads=heads)
         parts = {"architecture": architecture, "execution": execution}
-        self.encoder = ModernBertEncoder(**parts)
+        self.encoder = ModernBertEncoder(**parts, causal=heads.causal)
         if heads.mlm or heads.task is not None:
             self.head = PredictionHead(**parts)
         if heads.mlm:
@@ -103,10 +103,11 @@ class ModernBert(EncoderModel):
         """Returns the input of the MLM head, [B, P, D]."""
         return self.head(hidden_BPD)
 
-    @property
-    def reads_first(self) -> bool:
-        """Whether the task head reads only the first token's state."""
-        return self.heads.scores_rows and self.pooling == "cls"
+    def read_positions(
+        self, segment_ids: Int[Array, "batch length"]
+    ) -> Int[Array, "batch 1"] | None:
+        """Returns the position of the token that the task head reads, see `EncoderModel`."""
+        return super().read_positions(segment_ids) if self.pooling == "cls" else None
 
     def task_logits(
         self,
@@ -124,7 +125,7 @@ class ModernBert(EncoderModel):
     def _pooled(self, hidden_BLD: Array, segment_ids: Array) -> Array:
         """Returns one vector of each row, [B, 1, D]."""
         if self.pooling == "cls":
-            return hidden_BLD[:, :1]
+            return self.read_token(hidden_BLD, segment_ids)
         is_token = (segment_ids > 0)[..., None].astype(hidden_BLD.dtype)
         return (hidden_BLD * is_token).sum(1, keepdims=True) / is_token.sum(1, keepdims=True)
 

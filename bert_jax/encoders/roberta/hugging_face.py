@@ -37,7 +37,6 @@ class RobertaConfig(RobertaArchitecture, HfConfig):
     type_vocab_size: int = pydantic.Field(default=2, ge=1, le=1 << 10)
     layer_norm_eps: float = pydantic.Field(default=1e-12, gt=0)
     position_embedding_type: Literal["absolute"] = "absolute"
-    is_decoder: Literal[False] = False
     add_cross_attention: Literal[False] = False
 
     @pydantic.model_validator(mode="after")
@@ -74,6 +73,7 @@ FORMAT: Final = HfFormat(
     model_types={"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
     classes={
         "ForMaskedLM": ClassHeads(mlm=True),
+        "ForCausalLM": ClassHeads(mlm=True, causal=True),
         "ForSequenceClassification": ClassHeads(task="sequence_classification"),
         "ForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),
         "ForTokenClassification": ClassHeads(task="token_classification"),

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax.encoders.kernel_choice import resolve_execution
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.objectives.registry import make_objective
+from bert_jax.objectives.registry import make_objective, without_functions
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.parallel.sharding_rules import batch_sharding, check_divides
@@ -134,12 +134,12 @@ def device_bytes(tree: Any) -> int:
 
 
 def _objective(request: CompileRequest, architecture: EncoderArchitecture, mesh: Mesh) -> Objective:
-    # Shapes depend only on the number of pieces. The segmenter is left out, because it may not be
-    # installed on this machine.
+    # Shapes depend only on the number of pieces. Functions of the user are left out, because they
+    # may not be installed on this machine.
     made_up = (f"piece{at}" for at in range(request.vocab_size - len(SPECIAL_PIECES)))
-    masking = request.objective.masking.model_copy(update={"segmenter": None})
+    section = request.train.phases[request.phase].objective or request.objective
     return make_objective(
-        request.objective.model_copy(update={"masking": masking}),
+        without_functions(section),
         architecture=architecture,
         execution=resolve_execution(
             request.model.execution,

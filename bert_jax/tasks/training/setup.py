@@ -24,7 +24,7 @@ from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import check_batch
 from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.runs.execution import SLOWER, execution_on
-from bert_jax.runs.open_checkpoints import architecture_of, load_params
+from bert_jax.runs.open_checkpoints import load_params, run_of_checkpoint
 from bert_jax.runs.run_directory import (
     Run,
     claim_run,
@@ -184,6 +184,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     )
     with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):
         family = section.task.open(request)
+    origin = run_of_checkpoint(origin, checkpoint="auto")
     family = dataclasses.replace(family, heads=origin.model.of_task(family.heads))
     if not len(family.splits["train"].lengths):
         raise UserError(
@@ -191,7 +192,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
             "found no training example, allowed: one or more",
             place="finetune.task",
         )
-    architecture = architecture_of(origin, checkpoint="auto")
+    architecture = origin.architecture
     if section.dropout is not None:
         architecture = architecture.with_dropout(section.dropout)
     initialise(settings.mesh)

@@ -1,0 +1,43 @@
+"""The train section of pretraining: phases that may have an objective of their own.
+
+Needs no JAX.
+"""
+
+from typing import Self
+
+import pydantic
+
+from bert_jax.errors import SettingError
+from bert_jax.objectives.distill import DistillObjectiveSection
+from bert_jax.objectives.electra import ElectraObjectiveSection
+from bert_jax.objectives.registry import AnyObjectiveSection
+from bert_jax.train import sections
+
+
+class PhaseSection(sections.PhaseSection):
+    """A phase of pretraining, see `bert_jax.train.sections.PhaseSection`."""
+
+    objective: AnyObjectiveSection | None = None
+    """The objective of this phase, such as `{kind: roberta}` after a phase of kind `causal`. All
+    phases must train the same heads. `distill` and `electra` must be the run's objective. null:
+    the run's objective."""
+
+    @pydantic.model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if isinstance(self.objective, DistillObjectiveSection | ElectraObjectiveSection):
+            raise SettingError(
+                "phases.second_model",
+                "found {found}, allowed only in the section objective",
+                place="objective.kind",
+                found=self.objective.kind,
+            )
+        return self
+
+
+class TrainSection(sections.TrainSection):
+    """The run: phases, evaluation, checkpoints, reports."""
+
+    phases: tuple[PhaseSection, ...] = pydantic.Field(  # pyright: ignore[reportIncompatibleVariableOverride] (settings are frozen)
+        min_length=1
+    )
+    """Consecutive phases, each with its own dataset, row length and batch size."""
