@@ -50,12 +50,17 @@ class Encoder(Protocol):
         ...
 
     def every_layer(
-        self, batch: Mapping[str, Array], *, read: Callable[[Array], Array] = ...
+        self,
+        batch: Mapping[str, Array],
+        *,
+        words_BLD: Array | None = None,
+        read: Callable[[Array], Array] = ...,
+        dropout_key: Array | None = None,
     ) -> Array:
-        """Returns `read` of the embeddings' output and of every layer's output, without dropout.
+        """Returns `read` of the embeddings' output and of every layer's output.
 
         The results are stacked: [layers + 1, B, L, D] by default. The last state is what the heads
-        read.
+        read. `words_BLD` and `dropout_key` are as for `EncoderModel.hidden`.
         """
         ...
 

@@ -156,16 +156,19 @@ class PostNormEncoder(nnx.Module):
         self,
         batch: Mapping[str, Array],
         *,
+        words_BLD: Array | None = None,
         read: Callable[[Array], Array] = lambda x_BLD: x_BLD,
+        dropout_key: Array | None = None,
     ) -> Float[Array, "states batch *rest"]:
-        """Returns `read` of the embeddings' output and of every layer's output, without dropout.
+        """Returns `read` of the embeddings' output and of every layer's output.
 
         The results are stacked: [layers + 1, B, L, D] by default. With a reducing `read`, such as a
         mean over L, the complete states of only one layer are in memory. For the batch, see
         `EncoderModel.hidden`.
         """
-        x_BLD = self._embedded(batch, dropout_key=None)
-        _, read_layers = self._scan(x_BLD, batch["segment_ids"], self._layers(None), read=read)
+        x_BLD = self._embedded(batch, words_BLD=words_BLD, dropout_key=subkey(dropout_key, 0))
+        layers = self._layers(dropout_key)
+        _, read_layers = self._scan(x_BLD, batch["segment_ids"], layers, read=read)
         return jnp.concatenate([read(x_BLD)[None], read_layers])
 
     def attention_maps(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import pydantic
 
@@ -15,6 +15,13 @@ from bert_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from bert_jax.task import Objective
+
+
+# pydantic's strict mode refuses lists for tuples behind the validator of `objective`.
+_Layers: TypeAlias = Annotated[
+    Literal["every_kth"] | tuple[int, ...],
+    pydantic.BeforeValidator(lambda found: tuple(found) if isinstance(found, list) else found),
+]
 
 
 class DistillObjectiveSection(ObjectiveSection):
@@ -35,10 +42,7 @@ class DistillObjectiveSection(ObjectiveSection):
     teacher: ModelPathText
     """A run directory, a Hugging Face or google-research/bert directory, or a hub model such as
     `google-bert/bert-base-uncased` (append `@REVISION` to pin it). Its parameters do not change."""
-    initial_layers: Annotated[
-        Literal["every_kth"] | tuple[int, ...] | None,
-        pydantic.BeforeValidator(lambda found: tuple(found) if isinstance(found, list) else found),
-    ] = "every_kth"
+    initial_layers: _Layers | None = "every_kth"
     """The teacher's layers from which the student's layers start: numbers from 0, or `every_kth`
     (0, 2, 4, … for half as many layers). The student also starts from the teacher's embeddings and
     MLM head. null: random initialization. `--init-from` replaces this setting."""
@@ -52,6 +56,15 @@ class DistillObjectiveSection(ObjectiveSection):
     cosine_weight: float = pydantic.Field(default=1.0, ge=0)
     """Weight of 1 − the cosine of the last hidden states, averaged over tokens. If it is above 0,
     student and teacher must have the same hidden size."""
+
+    hidden_weight: float = pydantic.Field(default=0.0, ge=0)
+    """Weight of the mean squared difference of hidden states (arXiv 1909.10351, equations 8 and 9):
+    of the embeddings' output, and of each layer's output and the output of its `matched_layers`.
+    The means are summed over layers. If it is above 0, student and teacher must have the same
+    hidden size."""
+    matched_layers: _Layers = "every_kth"
+    """The teacher's layers with which `hidden_weight` compares the student's layers: numbers from
+    0, or `every_kth` (1, 3, 5, … for half as many layers), which ends with the last layer."""
 
     def make(
         self, *, architecture: EncoderArchitecture, execution: Execution, tokenizer: Tokenizer

@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.model.cross_entropy import cross_entropy, soft_target_loss
 from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.layers import gather_positions
+from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.section import Execution
 from bert_jax.objectives.distill import DistillObjectiveSection
 from bert_jax.objectives.masked_language_model import MLM_EPSILON, MaskedLanguageModel
@@ -63,21 +63,23 @@ def open_mlm_teacher(
             found=theirs,
             expected=architecture.vocab_size,
         )
-    if section.cosine_weight and teacher.architecture.hidden_size != architecture.hidden_size:
-        raise UserError(
-            "distill.cosine_width",
-            "found {found}, but hidden states of {ours} and {theirs} columns (student and teacher) "
-            "have no cosine. Use 0.",
-            place="objective.cosine_weight",
-            found=section.cosine_weight,
-            ours=architecture.hidden_size,
-            theirs=teacher.architecture.hidden_size,
-        )
+    for name in ("cosine_weight", "hidden_weight"):
+        ours, theirs = architecture.hidden_size, teacher.architecture.hidden_size
+        if getattr(section, name) and ours != theirs:
+            raise UserError(
+                "distill.width",
+                "found {found}, but hidden states of {ours} and {theirs} columns (student and "
+                "teacher) cannot be compared. Use 0.",
+                place=f"objective.{name}",
+                found=getattr(section, name),
+                ours=ours,
+                theirs=theirs,
+            )
     return teacher
 
 
 _PREDICTED: Final = ("mlm_loss", "mlm_accuracy", "soft_loss")  # metrics of masked tokens
-_NAMES: Final = (*_PREDICTED, "cosine_loss")
+_NAMES: Final = (*_PREDICTED, "cosine_loss", "hidden_loss")
 _LEAST_SQUARE: Final = 1e-12  # added to squared lengths
 
 
@@ -92,7 +94,7 @@ class _Masked(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distillation(MaskedLanguageModel):
-    """Loss = soft_weight · soft targets + mlm_weight · MLM + cosine_weight · (1 − cosine).
+    """The loss is the sum of its terms with the weights of `settings`.
 
     Fields with ``compare=False`` affect neither the model nor the loss.
     """
@@ -136,8 +138,26 @@ class Distillation(MaskedLanguageModel):
         return {
             "mlm": masked + MLM_EPSILON,
             "soft": jnp.maximum(masked, 1.0),
-            "cosine": jnp.maximum(_is_token(batch).sum(), 1.0),
+            **dict.fromkeys(("cosine", "hidden"), jnp.maximum(_is_token(batch).sum(), 1.0)),
         }
+
+    @property
+    def _reads_every_token(self) -> bool:
+        return bool(self.settings.cosine_weight or self.settings.hidden_weight)
+
+    @property
+    def _matched_states(self) -> list[int]:
+        """Numbers of the teacher's states for the student's states: embeddings and layers."""
+        teacher, student = (
+            each.num_hidden_layers for each in (self.teacher.architecture, self.architecture)
+        )
+        layers = self.settings.matched_layers
+        if layers == "every_kth":
+            layers = tuple((at + 1) * teacher // student - 1 for at in range(student))
+        layers = spread_layers(
+            layers, teacher=teacher, student=student, place="objective.matched_layers"
+        )
+        return [0, *(layer + 1 for layer in layers)]
 
     @property
     def weights(self) -> dict[str, float]:
@@ -146,6 +166,7 @@ class Distillation(MaskedLanguageModel):
             "mlm": self.settings.mlm_weight,
             "soft": self.settings.soft_weight,
             "cosine": self.settings.cosine_weight,
+            "hidden": self.settings.hidden_weight,
         }
         return {name: weight for name, weight in weights.items() if weight}
 
@@ -163,16 +184,26 @@ class Distillation(MaskedLanguageModel):
         assert isinstance(model, EncoderModel)
         assert isinstance(teacher, EncoderModel)
         positions_BP = batch["masked_lm_positions"]
-        # Without the cosine, the last layers compute only the masked tokens.
-        queries_BQ = None if self.settings.cosine_weight else positions_BP
+        # Unless hidden states are compared, the last layers compute only the masked tokens.
+        queries_BQ = None if self._reads_every_token else positions_BP
         words_BLD, shares_SVD = model.encoder.look_up(batch["input_ids"])
-        ours_BQD = model.hidden(
-            batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=rngs.dropout
-        )
-        theirs_BQD = teacher.hidden(batch, queries_BQ=queries_BQ, dropout_key=None)
         metrics: Metrics = {}
-        if queries_BQ is None:
+        if self.settings.hidden_weight:
+            ours_NBLD = model.encoder.every_layer(
+                batch, words_BLD=words_BLD, dropout_key=subkey(rngs.dropout, 0)
+            )
+            theirs_NBLD = teacher.encoder.every_layer(batch)
+            matched = theirs_NBLD[jnp.array(self._matched_states)]
+            metrics |= _hidden(ours_NBLD, matched, _is_token(batch))
+            ours_BQD, theirs_BQD = ours_NBLD[-1], theirs_NBLD[-1]
+        else:
+            ours_BQD = model.hidden(
+                batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=rngs.dropout
+            )
+            theirs_BQD = teacher.hidden(batch, queries_BQ=queries_BQ, dropout_key=None)
+        if self.settings.cosine_weight:
             metrics |= _cosine(ours_BQD, theirs_BQD, _is_token(batch))
+        if queries_BQ is None:
             ours_BQD = gather_positions(ours_BQD, positions_BP)
             theirs_BQD = gather_positions(theirs_BQD, positions_BP)
         labels, weights = batch["masked_lm_ids"], batch["masked_lm_weights"]
@@ -209,7 +240,7 @@ class Distillation(MaskedLanguageModel):
         student, teacher = (
             each.forward_flops(
                 seq_length=batch["input_ids"].shape[1],
-                read=None if self.settings.cosine_weight else predictions,
+                read=None if self._reads_every_token else predictions,
                 predictions=predictions,
             )
             for each in (self.architecture, self.teacher.architecture)
@@ -235,6 +266,13 @@ def _cosine(ours_BLD: Array, theirs_BLD: Array, weights_BL: Array) -> Metrics:
     squares = [jnp.square(each).sum(-1) + _LEAST_SQUARE for each in (ours, theirs)]
     cosines = (ours * theirs).sum(-1) * jax.lax.rsqrt(squares[0] * squares[1])
     return {"cosine_loss": (((1.0 - cosines) * weights_BL).sum(), weights_BL.sum())}
+
+
+def _hidden(ours_NBLD: Array, theirs_NBLD: Array, weights_BL: Array) -> Metrics:
+    """Returns the sum over tokens of the mean squared difference, summed over states."""
+    gap = ours_NBLD.astype(jnp.float32) - theirs_NBLD.astype(jnp.float32)
+    squares_BL = jnp.square(gap).mean(axis=-1).sum(axis=0)
+    return {"hidden_loss": ((squares_BL * weights_BL).sum(), weights_BL.sum())}
 
 
 def _cut(rows: _Masked) -> _Masked:

@@ -211,14 +211,16 @@ class ModernBertEncoder(nnx.Module):
         self,
         batch: Mapping[str, Array],
         *,
+        words_BLD: Array | None = None,
         read: Callable[[Array], Array] = lambda x_BLD: x_BLD,
+        dropout_key: Array | None = None,
     ) -> Float[Array, "states batch *rest"]:
-        """Returns `read` of the embeddings' output and of every layer's, without dropout.
+        """Returns `read` of the embeddings' output and of every layer's.
 
         `read` takes a state [B, L, D]. The last state is normalised. The states are
         [layers + 1, B, …].
         """
-        x_BLD, states = self._run(batch, None, None, None, read)
+        x_BLD, states = self._run(batch, words_BLD, None, dropout_key, read)
         return states.at[-1].set(read(self.last_norm(x_BLD)))
 
     def attention_maps(
