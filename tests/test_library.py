@@ -206,7 +206,8 @@ def test_an_invalid_choice_is_named(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
 ) -> None:
     model = classifier[0]
-    with refuses("features.choice", place="--pool", found="max", allowed=("cls", "mean")):
+    allowed = ("mean", "cls", "last")
+    with refuses("features.choice", place="--pool", found="max", allowed=allowed):
         model.encode("w1", pool=cast(Any, "max"))
     with refuses("features.choice", found="wrod", hint='; did you mean "word"?'):
         model.features("w1", level=cast(Any, "wrod"))

@@ -29,6 +29,10 @@ _BLOCK: Final = 1024  # queries of a block of local attention
 _CAUSAL: Final = {False: (256, 256), True: (1024, 512)}
 
 
+WIDEST_WINDOW: Final = 2 * LANES
+"""Largest window: the keys of a tile, except for the first and the last one, are inside the row."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RotaryShape:
     """Sizes that a kernel is compiled for."""
@@ -203,6 +207,7 @@ class RotaryShape:
         """
         if self.window is None:
             return np.zeros((1, 8, LANES), np.float32)
+        assert self.window <= WIDEST_WINDOW
         half, keys, tile = self.window // 2, np.arange(self.keys)[:, None], np.arange(self.tile)
         firsts = (0, half, self.keys - self.tile)  # the tile's place in its chunk
         distances = np.stack([keys - tile - first for first in firsts])

@@ -42,7 +42,7 @@ def plain(
     [
         (128, 2, 64, 64, False),
         (300, 4, 64, 128, False),
-        (640, 2, 64, 128, False),
+        (640, 2, 64, 256, False),  # the widest window
         (200, 4, 32, 32, False),
         (256, 1, 128, 64, False),
         (512, 2, 64, None, False),

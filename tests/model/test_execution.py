@@ -93,6 +93,7 @@ def test_unsupported_models_use_xla_and_refuse_fused(
     [
         ("attention", {"attention_dropout": 0.1}, "attention_dropout: 0.1", "0"),
         ("norm", {"hidden_size": 312}, "a hidden size of 312", "multiples of 128 up to "),
+        ("attention", {"window": 288}, "a window of 288 tokens", "multiples of 32 up to 256"),
         ("ffn", {"hidden_size": 312}, "a hidden size of 312", "multiples of 128 up to "),
         ("ffn", {"hidden_act": "gelu_tanh"}, "hidden_act: gelu_tanh", "gelu_erf"),
         ("ffn", {"mlp_dropout": 0.1}, "mlp_dropout: 0.1", "0"),

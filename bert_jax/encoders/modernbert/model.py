@@ -11,6 +11,7 @@ from bert_jax.encoders.modernbert.encoder import ModernBertEncoder
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.kernels import geglu_gradients
 from bert_jax.kernels.pallas_call import LANES
+from bert_jax.kernels.rotary_attention_tiles import WIDEST_WINDOW
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.heads import EMBEDDING_GROUP, MlmDecoder, TaskHead
@@ -19,9 +20,10 @@ from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
-# Widths of a head, and maximum tokens of a row, in the kernel of rotary attention.
+# Widths of a head, maximum tokens of a row, and windows in the kernel of rotary attention.
 HEAD_COLUMNS: Final = (64, 128)
 LONGEST: Final = 8192
+WINDOWS: Final = range(32, WIDEST_WINDOW + 1, 32)
 
 
 class PredictionHead(nnx.Module):
@@ -141,6 +143,9 @@ def _attention_limit(
         return Limit(found, "pairs of 64-column heads, or 128-column heads, in bfloat16")
     if longest > LONGEST:
         return Limit(f"rows of {longest} tokens", f"up to {LONGEST}")
+    if architecture.window not in WINDOWS:
+        allowed = f"multiples of {WINDOWS.step} up to {WIDEST_WINDOW}"
+        return Limit(f"a window of {architecture.window} tokens", allowed)
     return None
 
 
