@@ -111,7 +111,8 @@ class LoadedModel:
             prompt: "query" or "passage" adds the prefix that the model was trained with. Default:
                 no prefix.
             max_length: maximum pieces per text, special pieces included. Longer texts are
-                truncated. Default: the model's positions, at most 512.
+                truncated. Default: the limit of a model of sentence embeddings, or the model's
+                positions, at most 512.
             batch_size: rows per batch. Does not change the vectors.
 
         Returns:
@@ -194,9 +195,9 @@ def load(
     ``bert_jax.load("runs/base").fill_mask("the [MASK] module")``
 
     Args:
-        source: a run directory, the directory of a Hugging Face or google-research/bert checkpoint,
-            or the name of a model on a hub: ``google-bert/bert-base-uncased``, optionally followed
-            by ``@REVISION``.
+        source: a run directory; the directory of a Hugging Face, sentence-transformers or
+            google-research/bert checkpoint; or the name of a model on a hub:
+            ``google-bert/bert-base-uncased``, optionally followed by ``@REVISION``.
         checkpoint: checkpoint of a run: `last`, `best`, a step or `auto`. `auto` is `best` for a
             fine-tuned run and `last` for a pretrained run.
         mesh: devices to use. Default: all.

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from transformers import BertModel
 
 from bert_jax.cli.commands import cli
+from bert_jax.text.vocabulary import SPECIAL_PIECES
+from tests.interop.hf_checkpoints import hf_config, hf_model, save
 from tests.project import ROOT
 
 # Matches a code block: language, file name and content.
@@ -67,6 +70,25 @@ def test_every_step_of_the_page_on_modernbert_works(
         assert config["global_rope_theta"] == 40_000
 
 
+def test_every_step_of_the_page_on_search_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = sorted(set(re.findall(r"\w+", _page("howto/search.md").lower())))
+    vocabulary = [*SPECIAL_PIECES, *words, ",", "."]
+    config = hf_config(vocab_size=len(vocabulary), num_hidden_layers=1, max_position_embeddings=64)
+    model = hf_model(BertModel, config)
+    # As in a pretrained model, vectors depend more on words than on positions.
+    model.embeddings.position_embeddings.weight.data *= 0.1
+    save(model, Path("start"))
+    Path("start/vocab.txt").write_text("\n".join(vocabulary))
+    assert _follow("howto/search.md") == ["python", "python"]
+    found = capsys.readouterr().out.splitlines()[-3:]
+    assert all("cannot log in" in line for line in found), found
+    assert Path("index.npy").is_file()
+    assert Path("exported/tickets/modules.json").is_file()
+
+
 def _page(name: str) -> str:
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
@@ -103,6 +125,8 @@ FEWER = (
     ("every: 300", "every: 4"),
     ("warmup_steps: 100", "warmup_steps: 4"),
     ("num_hidden_layers: 2", "num_hidden_layers: 1"),
+    ("sentence-transformers/all-MiniLM-L6-v2", "start"),
+    ('"max_length": 64}', '"max_length": 64, "optimizer": {"learning_rate": 2e-3}}'),
 )
 
 

@@ -28,9 +28,10 @@ from bert_jax.cli import base
 @base.verb
 @base.first_process_only
 def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
-    """Read a Hugging Face or google-research/bert checkpoint: SOURCE → RUN_DIR.
+    """Read another program's checkpoint: SOURCE → RUN_DIR.
 
-    SOURCE is a directory, or a model on a hub: google-bert/bert-base-uncased[@REVISION].
+    SOURCE is a directory of Hugging Face, sentence-transformers or google-research/bert, or a model
+    on a hub: google-bert/bert-base-uncased[@REVISION].
     """
     from rich.console import Console
 
@@ -47,7 +48,8 @@ def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     type=click.Choice(["hf", "tf", "stablehlo"]),
     default="hf",
     show_default=True,
-    help="Hugging Face, google-research/bert (TensorFlow 1) or StableHLO.",
+    help="Hugging Face (with sentence-transformers' files for sentence embeddings), "
+    "google-research/bert (TensorFlow 1) or StableHLO.",
 )
 @click.option(
     "--as",

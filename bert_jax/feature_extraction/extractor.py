@@ -32,7 +32,6 @@ WINDOW_VALUES: Final = 1 << 26  # float32 values: 256 MiB
 
 MIX: Final = "mix"
 LAST_FOUR: Final = "concat-last-four"
-DEFAULT_MAX_LENGTH: Final = 512  # pieces, or the positions of the model if fewer
 
 
 class LayerSelection(NamedTuple):
@@ -140,10 +139,10 @@ def settings_for(
     """Returns the settings for a model.
 
     By default, the sentence vectors of a model of sentence embeddings are as it was trained. Other
-    models have the pooling "mean". The default of `max_length` is 512, or the model's positions if
-    fewer. For `layers`, see `select_layers`. Raises UserError for a layer that the model lacks, a
-    length above its positions, a batch size below 1, an unknown level, pool or prompt, or a prompt
-    for a model without prompts.
+    models have the pooling "mean". The default of `max_length` is `HeadsSection.longest_text`. For
+    `layers`, see `select_layers`. Raises UserError for a layer that the model lacks, a length above
+    its positions, a batch size below 1, an unknown level, pool or prompt, or a prompt for a model
+    without prompts.
     """
     check_batch_size(batch_size)
     choices = (("level", level, Level), ("pool", pool, Pool), ("prompt", prompt, Prompt))
@@ -173,7 +172,7 @@ def settings_for(
         pool=trained.pool if trained else pool or "mean",
         trained=trained,
         prefix="" if prompt is None else _prefix(heads.embedding, prompt),
-        max_length=max_length or min(positions, DEFAULT_MAX_LENGTH),
+        max_length=max_length or heads.longest_text(positions),
         batch_size=batch_size,
     )
 

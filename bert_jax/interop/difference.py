@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from bert_jax.encoders.build import encoder_builder
-from bert_jax.interop.tensor_conversion import Params, Pretrained
+from bert_jax.interop.tensor_conversion import Params, Pretrained, flatten, unflatten
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.compiling import made_once
@@ -73,10 +73,18 @@ def _outputs(
             found["replaced_tokens"] = model.replaced_token_logits(hidden_BLD)
         if heads.task is not None:
             found["task"] = model.task_logits(hidden_BLD, batch["segment_ids"])
+        if heads.embedding is not None:
+            found["embedding"] = model.embedded_states(hidden_BLD, batch["segment_ids"])
         if not found:
             found["hidden"] = hidden_BLD
             if heads.pooler:
                 found["pooled"] = model.pooled(hidden_BLD[:, :1])
         return found
 
-    return lambda params, batch: outputs({name: params[name] for name in definition.params}, batch)
+    paths = flatten(definition.params)
+
+    def of_model(params: Params, batch: Batch) -> dict[str, Any]:
+        arrays = flatten(params)
+        return outputs(unflatten({path: arrays[path] for path in paths}), batch)
+
+    return of_model

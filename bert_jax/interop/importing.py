@@ -9,6 +9,10 @@ from bert_jax.encoders.build import encoder_builder
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.interop.hf_checkpoint import is_hf, read_hf
+from bert_jax.interop.sentence_transformers import (
+    is_sentence_transformers,
+    read_sentence_transformers,
+)
 from bert_jax.interop.sources import no_directory
 from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
@@ -21,7 +25,7 @@ from bert_jax.train.state import abstract_params, define_model
 def read_checkpoint(
     source: Path, *, tokenizer: str | None = None, lower_case: bool | None = None
 ) -> Pretrained:
-    """Reads a Hugging Face or google-research/bert checkpoint.
+    """Reads a Hugging Face, sentence-transformers or google-research/bert checkpoint.
 
     Args:
         source: directory of the checkpoint, or the prefix of a TensorFlow checkpoint's files.
@@ -41,6 +45,8 @@ def read_checkpoint(
         given = load_wordpiece(directory, lower_case=lower_case)
     if is_tf(source):
         return read_tf(source, tokenizer=given or load_tokenizer(directory))
+    if is_sentence_transformers(source):
+        return read_sentence_transformers(source, tokenizer=given)
     if is_hf(source):
         return read_hf(source, tokenizer=given)
     raise UserError(

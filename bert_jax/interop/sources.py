@@ -21,6 +21,12 @@ _TOKENIZER: Final = (
     *("vocab.txt", "vocab.json", "merges.txt", "*.model"),
     *("tokenizer*.json", "special_tokens_map.json"),
 )
+# Files of sentence-transformers: the list of modules, and the modules beside the encoder.
+_MODULES: Final = (
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
+    *("*_Pooling/config.json", "*_Dense/config.json"),
+    *("*_Dense/model.safetensors", "*_Dense/pytorch_model.bin"),
+)
 # Patterns of weight files, in the order in which the readers look for them.
 _TF_WEIGHTS: Final = ("bert_model.ckpt*", "*.index")
 _HF_WEIGHTS: Final = (
@@ -76,7 +82,7 @@ def fetch(source: str | os.PathLike[str]) -> Source:
                 name,
                 # The second request uses the commit of the first: the branch may have moved.
                 revision=directory.name or revision or None,
-                allow_patterns=[_CONFIGS[0], *_TOKENIZER, *weights],
+                allow_patterns=[_CONFIGS[0], *_TOKENIZER, *_MODULES, *weights],
                 endpoint=endpoint(),
             )
             directory = Path(found)
@@ -167,8 +173,8 @@ def _sha256(directory: Path) -> str:
     """Returns a hash of the names and contents of the files that an import reads."""
     forms = (_matching(directory, patterns) for patterns in (_TF_WEIGHTS, *_HF_WEIGHTS))
     weights = next(filter(None, forms), set[Path]())
-    read = weights | _matching(directory, (*_CONFIGS, *_TOKENIZER))
-    return sha256_of_files({file.name: file for file in read})
+    read = weights | _matching(directory, (*_CONFIGS, *_TOKENIZER, *_MODULES))
+    return sha256_of_files({file.relative_to(directory).as_posix(): file for file in read})
 
 
 def _matching(directory: Path, patterns: tuple[str, ...]) -> set[Path]:

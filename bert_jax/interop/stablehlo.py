@@ -88,17 +88,23 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
         "task",
         lambda model, hidden, segments: model.task_logits(hidden, segments),
     ),
+    "embedding": _Output(
+        'the vector of the text; "embedding" below has the texts before queries and passages',
+        "embedding",
+        lambda model, hidden, segments: model.embedded_states(hidden, segments),
+    ),
 }
 
 
 def default_outputs(parts: Collection[str]) -> list[str]:
     """Returns the outputs that are exported by default: usually all except `mlm_logits`.
 
-    `parts` are the names of the model's modules. `mlm_logits` has one number per token and
+    `parts` are the names of the model's modules, with "embedding" for a model of sentence
+    embeddings. `mlm_logits` has one number per token and
     vocabulary piece, and needs a fifth of a base model's FLOPs. It is exported by default only if
-    the model has neither a next-sentence nor a task head.
+    the model has neither a next-sentence nor a task head, and no sentence embeddings.
     """
-    omitted = "mlm_logits" if {"next_sentence", "task"} & set(parts) else ""
+    omitted = "mlm_logits" if {"next_sentence", "task", "embedding"} & set(parts) else ""
     return [name for name, each in OUTPUTS.items() if each.part in parts and name != omitted]
 
 
@@ -137,8 +143,14 @@ def export_stablehlo(
     portable = execution.model_copy(
         update={"attention": "xla", "norm": "xla", "ffn": "xla", "remat": "none"}
     )
+    parts: set[str] = set()
+    if heads.embedding is not None:
+        parts = {"embedding"}
+        # No output reads the temperature.
+        fixed = heads.embedding.model_copy(update={"temperature": None})
+        heads = heads.model_copy(update={"embedding": fixed})
     model = define_model(encoder_builder(architecture, portable, heads))
-    chosen = _choose(outputs, model.params)
+    chosen = _choose(outputs, parts | model.params.keys())
     arrays = flatten(params)
     longest = architecture.max_position_embeddings
     weights = _weights(model, architecture.vocab_size)
@@ -255,6 +267,14 @@ def _signature(
         "task": None
         if heads.task is None
         else {"name": heads.task, "labels": list(heads.labels), "problem": heads.problem},
+        "embedding": None if heads.embedding is None else _embedding(heads, longest=longest),
         "calling_convention_version": program.calling_convention_version,
         "versions": {name: metadata.version(name) for name in ("jax", "jaxlib")},
     }
+
+
+def _embedding(heads: HeadsSection, *, longest: int) -> dict[str, Any]:
+    """Returns how to prepare the texts of a model of sentence embeddings."""
+    assert heads.embedding is not None
+    prefixes = heads.embedding.model_dump(include={"query_prefix", "passage_prefix"})
+    return {**prefixes, "max_length": heads.longest_text(longest)}

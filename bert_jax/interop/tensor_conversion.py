@@ -6,10 +6,11 @@ layer, sometimes transposed or joined with other matrices, and do not pad the vo
 of `NameRule`s describes all tensors, for import and export.
 """
 
+import dataclasses
 import fnmatch
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -209,6 +210,15 @@ def their_tensors(
         yield placement.name, placement.take(arrays)
 
 
+def part_of(model: ModelDefinition, paths: Collection[str]) -> ModelDefinition:
+    """Returns the definition of the parameters with these paths."""
+
+    def kept(nested: Params) -> Params:
+        return unflatten({path: leaf for path, leaf in flatten(nested).items() if path in paths})
+
+    return dataclasses.replace(model, params=kept(model.params), axes=kept(model.axes))
+
+
 def reason_to_ignore(name: str, ignored: Mapping[str, str]) -> str | None:
     """Returns the reason why a tensor is not a parameter, or None for a parameter."""
     reasons = (why for pattern, why in ignored.items() if fnmatch.fnmatchcase(name, pattern))
@@ -271,6 +281,7 @@ class Pretrained(NamedTuple):
     step: int | None = None  # number of optimizer steps, if known
     files: tuple[Path, ...] = ()  # source files except the tokenizer's files
     ignored: Mapping[str, str] = MappingProxyType({})  # tensors not read, with the reasons
+    notes: tuple[str, ...] = ()  # what an import left out, for the user
     model_type: str | None = None  # `model_type` of the Hugging Face checkpoint that it comes from
 
 

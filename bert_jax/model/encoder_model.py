@@ -140,6 +140,21 @@ class EncoderModel(nnx.Module):
             vectors_BD = pooled_states(hidden, segment_ids, pool=how.pool)
         else:
             vectors_BD = hidden[:, 0].astype(jnp.float32)
+        return self._from_pooled(vectors_BD)
+
+    def embedded_states(
+        self,
+        hidden_BLD: Float[Array, "batch length hidden"],
+        segment_ids: Int[Array, "batch length"],
+    ) -> Float[Array, "batch width"]:
+        """Returns the vectors of `embedded` from all states of the last layer."""
+        assert self.heads.embedding is not None
+        pool = self.heads.embedding.pool
+        return self._from_pooled(pooled_states(hidden_BLD, segment_ids, pool=pool))
+
+    def _from_pooled(self, vectors_BD: Array) -> Array:
+        how = self.heads.embedding
+        assert how is not None
         if how.projection is not None:
             vectors_BD = self.embedding.dense(vectors_BD)
         return unit_length(vectors_BD) if how.normalize else vectors_BD

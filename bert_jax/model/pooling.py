@@ -15,7 +15,7 @@ def position_of(
     if pool == "mean":
         return None
     if pool == "cls":
-        return jnp.zeros((len(segment_ids), 1), jnp.int32)
+        return jnp.zeros((segment_ids.shape[0], 1), jnp.int32)
     tokens = (segment_ids > 0).sum(axis=1, keepdims=True, dtype=jnp.int32)
     return jnp.maximum(tokens - 1, 0)
 

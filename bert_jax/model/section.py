@@ -31,6 +31,8 @@ TaskName = Literal[
 ProblemName = Literal["single_label", "multi_label", "regression"]
 Pool = Literal["mean", "cls", "last"]
 
+DEFAULT_MAX_LENGTH: Final = 512  # tokens of a text, or the positions of the model if fewer
+
 # Settings of an architecture that must come from one source.
 SIZES: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 
@@ -99,6 +101,9 @@ class PoolingSection(Section):
     """Text before every query, such as "query: "."""
     passage_prefix: str = ""
     """Text before every passage, such as "passage: "."""
+    max_length: int | None = pydantic.Field(default=None, ge=4)
+    """Longest text in tokens, special tokens included, if `max_length` is not given. null: the
+    model's positions, at most 512."""
 
 
 class HeadsSection(Section):
@@ -142,6 +147,11 @@ class HeadsSection(Section):
         if self.embedding is not None and self.embedding.temperature is not None:
             found["scale"] = 1
         return found
+
+    def longest_text(self, positions: int) -> int:
+        """Returns the default limit of texts in tokens, for a model with so many positions."""
+        limit = None if self.embedding is None else self.embedding.max_length
+        return min(positions, limit or DEFAULT_MAX_LENGTH)
 
     @property
     def of_pretraining(self) -> set[str]:

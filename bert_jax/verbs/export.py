@@ -12,9 +12,10 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory, write_whole
 from bert_jax.files.remote import require_local
 from bert_jax.interop.difference import largest_difference
-from bert_jax.interop.hf_checkpoint import read_hf, write_hf
+from bert_jax.interop.hf_checkpoint import write_hf
 from bert_jax.interop.hf_config import classes_for, format_of
-from bert_jax.interop.importing import to_device
+from bert_jax.interop.importing import read_checkpoint, to_device
+from bert_jax.interop.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
@@ -27,9 +28,18 @@ from bert_jax.runs.lock import hold_output
 from bert_jax.runs.open_checkpoints import load_moments, load_params
 from bert_jax.runs.run_directory import TOKENIZER, Run, open_run, read_run_provenance
 from bert_jax.runs.settings import describe
-from bert_jax.verbs.model_card import model_card
+from bert_jax.verbs.model_card import EMBEDDING_FRONT_MATTER, FRONT_MATTER, model_card
 
 Format = Literal["hf", "tf", "stablehlo"]
+
+SENTENCE_USAGE: Final = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+queries = model.encode_query(["a question"])
+passages = model.encode_document(["an answer", "another answer"])
+print(model.similarity(queries, passages))
+```"""
 
 HF_USAGE: Final = """```python
 from transformers import AutoTokenizer, {kind}
@@ -64,7 +74,7 @@ def export(
     Args:
         run_dir: run directory of `pretrain`, `finetune` or `import`.
         output: a new local directory.
-        to: the format.
+        to: the format. ``hf`` adds sentence-transformers' files to a model of sentence embeddings.
         kind: Hugging Face class. Default: the task's class for a fine-tuned model, otherwise the
             class with the most of its heads.
         outputs: outputs of a StableHLO program. Default: `stablehlo.default_outputs`.
@@ -176,6 +186,7 @@ def _write(
         model_type=_model_type(run),
     )
     again: Pretrained | None = None
+    front_matter = FRONT_MATTER
     if to == "stablehlo":
         export_stablehlo(
             directory,
@@ -194,8 +205,11 @@ def _write(
         usage = TF_USAGE
     else:
         chosen = write_hf(directory, model, kind=kind)
-        again = read_hf(directory)
         usage, heads = HF_USAGE.format(kind=chosen, name=title), f"{heads} ({chosen})"
+        if run.heads.embedding is not None:
+            write_sentence_transformers(directory, model)
+            usage, front_matter = SENTENCE_USAGE.format(name=title), EMBEDDING_FRONT_MATTER
+        again = read_checkpoint(directory)
     written, encoder = f"step {loaded.step}", format_of(run.architecture.kind).title
     card = model_card(
         run,
@@ -203,6 +217,7 @@ def _write(
         text=f"{encoder} with {heads}, exported by bert-jax from {written} of the run.",
         usage=usage,
         evaluation=read_evaluation(run, step=loaded.step),
+        front_matter=front_matter,
     )
     write_whole(epath.Path(directory / "README.md"), card.encode())
     if again is None:

@@ -138,7 +138,9 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
                 **record,
                 **kind,
                 "directory": str(directory),
-                "sha256": {path.name: sha256_of(path) for path in files},
+                "sha256": {
+                    path.relative_to(directory).as_posix(): sha256_of(path) for path in files
+                },
             },
             "tensors_ignored": dict(model.ignored),
         },
@@ -166,7 +168,7 @@ def _summary(model: Pretrained) -> list[str]:
         )
     if getattr(model.architecture, "type_vocab_size", 2) == 1:
         lines.append("type_vocab_size is 1: both spans of a pair get token type 0")
-    return lines
+    return [*lines, *model.notes]
 
 
 def _train_state(params: Params, moments: MomentsState, step: int, config: RunConfig) -> TrainState:

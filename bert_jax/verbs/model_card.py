@@ -9,14 +9,26 @@ from bert_jax.runs.evaluation import Evaluation
 from bert_jax.runs.run_directory import CONFIG, Run, read_run_provenance
 
 FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [{kind}, bert-jax]\n---\n"
+EMBEDDING_FRONT_MATTER: Final = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, sentence-similarity, feature-extraction, {kind}, bert-jax]
+---
+"""
 
 
 def model_card(
-    run: Run, *, title: str, text: str, usage: str, evaluation: Evaluation | None
+    run: Run,
+    *,
+    title: str,
+    text: str,
+    usage: str,
+    evaluation: Evaluation | None,
+    front_matter: str = FRONT_MATTER,
 ) -> str:
     """Returns a model card in Markdown, with the run's configuration and provenance files."""
     parts = [
-        FRONT_MATTER.format(kind=run.architecture.kind),
+        front_matter.format(kind=run.architecture.kind),
         f"# {title}\n",
         f"{text}\n",
         f"## Use\n\n{usage}\n",

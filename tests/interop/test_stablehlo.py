@@ -9,7 +9,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,11 @@ from safetensors.numpy import load_file
 
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.registry import SECTIONS
-from bert_jax.interop.stablehlo import USAGE, default_outputs, export_stablehlo
+from bert_jax.interop.stablehlo import USAGE, export_stablehlo
 from bert_jax.interop.tensor_conversion import flatten
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.model.section import Execution, HeadsSection, Pool, PoolingSection
 from bert_jax.train.state import define_model
 from tests.project import refuses
 from tests.support import small_encoder
@@ -45,6 +45,14 @@ HEADS = {
     "tokens": HeadsSection(pooler=False, task="token_classification", labels=LABELS, **BARE),
     "answers": HeadsSection(pooler=False, task="question_answering", **BARE),
     "choices": HeadsSection(task="multiple_choice", **BARE),
+    **{
+        f"{pool} vectors": HeadsSection(
+            pooler=False,
+            embedding=PoolingSection(pool=pool, projection=24, temperature=0.1, query_prefix="q: "),
+            **BARE,
+        )
+        for pool in get_args(Pool)
+    },
 }
 
 
@@ -97,6 +105,8 @@ def expected(bert: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             found["mlm_logits"] = bert.mlm_logits(hidden, everywhere)[..., :250]
         if bert.heads.next_sentence:
             found["next_sentence_logits"] = bert.next_sentence(found["pooled"][:, None])[:, 0]
+        if bert.heads.embedding is not None:
+            found["embedding"] = bert.embedded(batch, dropout_key=None)
         if bert.heads.task is not None:
             found["task_logits"] = bert.task_logits(hidden, batch["segment_ids"])
         return found
@@ -195,8 +205,14 @@ def test_an_export_runs_without_bert_jax(tmp_path: Path, written: Any) -> None:
 def test_every_head_gives_the_models_numbers(written: Any, name: str) -> None:
     exported, batch = written(name), make_batch(rows=3, length=20)
     found = exported.call(batch)
-    assert sorted(found) == sorted(default_outputs(exported.params))
-    assert_same(found, expected(exported.bert, batch))
+    wanted = expected(exported.bert, batch)
+    assert sorted(found) == sorted(wanted)
+    assert_same(found, wanted)
+    signature, is_embedding = exported.signature, HEADS[name].embedding is not None
+    texts = {"query_prefix": "q: ", "passage_prefix": "", "max_length": 64}
+    assert signature["embedding"] == (texts if is_embedding else None)
+    weights = {each["name"] for each in signature["weights"]}
+    assert "embedding/scale" not in weights
     assert ("mlm_logits" in found) == (name == "masked words alone")
 
 

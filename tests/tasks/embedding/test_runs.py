@@ -63,6 +63,7 @@ def test_a_run_learns_and_is_evaluated_again(trained: Trained) -> None:
         "normalize": True,
         "projection": None,
         "temperature": 0.05,
+        "max_length": None,
         **PREFIXES,
     }
 
