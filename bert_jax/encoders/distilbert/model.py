@@ -50,7 +50,7 @@ class DistilBert(PostNormModel):
     ) -> Float[Array, "batch ..."]:
         """Returns the float32 logits of the task head, see `EncoderModel.task_logits`."""
         if self.heads.scores_rows:
-            hidden_BLD = self.classifier(hidden_BLD[:, :1])
+            hidden_BLD = self.classifier(self.read_token(hidden_BLD, segment_ids))
         if self.heads.task == "question_answering":
             hidden_BLD = dropout(hidden_BLD, self.task_dropout, dropout_key)
         return super().task_logits(hidden_BLD, segment_ids, dropout_key=dropout_key)

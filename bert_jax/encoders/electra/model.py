@@ -52,10 +52,10 @@ class Electra(PostNormModel):
     ) -> Float[Array, "batch ..."]:
         """Returns the float32 logits of the task head, see `EncoderModel.task_logits`."""
         if self.heads.scores_rows:
-            first = hidden_BLD[:, :1]
+            read = self.read_token(hidden_BLD, segment_ids)
             if self.heads.task == "sequence_classification":
-                first = dropout(first, self.task_dropout, subkey(dropout_key, 0))
-            hidden_BLD, dropout_key = self.classifier(first), subkey(dropout_key, 1)
+                read = dropout(read, self.task_dropout, subkey(dropout_key, 0))
+            hidden_BLD, dropout_key = self.classifier(read), subkey(dropout_key, 1)
         return super().task_logits(hidden_BLD, segment_ids, dropout_key=dropout_key)
 
 
