@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from bert_jax.data.loader.section import LoaderSection
     from bert_jax.data.rows.masking import MaskingSection
     from bert_jax.diagnostics.findings import DoctorReport, Finding
+    from bert_jax.encoders.albert.section import (
+        AlbertArchitecture,
+        AlbertArchitectureChanges,
+        AlbertSection,
+    )
     from bert_jax.encoders.bert.section import (
         BertArchitecture,
         BertArchitectureChanges,
@@ -131,6 +136,7 @@ __all__ += ["import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pret
 __all__ += ["status", "stop", "submit", "vocab", "watch"]
 # A configuration and its sections.
 __all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config"]
+__all__ += ["AlbertArchitecture", "AlbertArchitectureChanges", "AlbertSection"]
 __all__ += ["BertArchitecture", "BertArchitectureChanges", "BertSection", "EncoderArchitecture"]
 __all__ += ["DistilBertArchitecture", "DistilBertArchitectureChanges", "DistilBertSection"]
 __all__ += ["ElectraArchitecture", "ElectraArchitectureChanges", "ElectraSection"]

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import pydantic
 
+from bert_jax.encoders.albert.section import AlbertSection
 from bert_jax.encoders.bert.section import BertSection
 from bert_jax.encoders.distilbert.section import DistilBertSection
 from bert_jax.encoders.electra.section import ElectraSection
@@ -27,6 +28,7 @@ from bert_jax.validation import KIND, sections_of, validate
 # To register an encoder, add its section here.
 Registered: TypeAlias = (
     Annotated[BertSection, pydantic.Tag("bert")]
+    | Annotated[AlbertSection, pydantic.Tag("albert")]
     | Annotated[DistilBertSection, pydantic.Tag("distilbert")]
     | Annotated[ElectraSection, pydantic.Tag("electra")]
     | Annotated[ModernBertSection, pydantic.Tag("modernbert")]

@@ -104,7 +104,8 @@ def write_config(
         config["id2label"] = {str(index): label for index, label in enumerate(heads.labels)}
         config["label2id"] = {label: index for index, label in enumerate(heads.labels)}
     if heads.task_dropout is not None:
-        config["classifier_dropout"] = heads.task_dropout
+        key = "classifier_dropout"
+        config[chosen.config.keys.get(key, key)] = heads.task_dropout
     if heads.problem is not None:
         config["problem_type"] = next(
             theirs for theirs, ours in PROBLEMS.items() if ours == heads.problem

@@ -55,6 +55,11 @@ class EncoderArchitecture(Section):
         return self.hidden_size
 
     @property
+    def sharing(self) -> tuple[int, ...]:
+        """Number of consecutive layers that use each entry of the stacked parameters."""
+        return (1,) * self.num_hidden_layers
+
+    @property
     def padded_vocab_size(self) -> int:
         """Rows of the table with padding to a multiple of 128, for matrix units and sharding."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
@@ -131,6 +136,11 @@ class PostNormArchitecture(EncoderArchitecture):
     """Constant that is added to the variance in LayerNorm."""
 
     @property
+    def projects_embeddings(self) -> bool:
+        """Whether a projection without activation maps embeddings to the width of the layers."""
+        return self.embedding_width != self.hidden_size
+
+    @property
     def first_position(self) -> int:
         """Row of the position table for the first token. The rows before it are not used."""
         return 0
@@ -157,7 +167,7 @@ class PostNormArchitecture(EncoderArchitecture):
             return projections + keys_and_values + 2 * 2 * queries * seq_length * width
 
         narrow = self.embedding_width
-        embedding = 0 if narrow == width else 2 * seq_length * narrow * width
+        embedding = 2 * seq_length * narrow * width if self.projects_embeddings else 0
         encoder = embedding + (self.num_hidden_layers - 1) * layer(seq_length)
         encoder += layer(seq_length if read is None else read)
         mlm = 2 * predictions * (width * narrow + narrow * self.vocab_size)

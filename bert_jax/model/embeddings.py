@@ -56,10 +56,10 @@ class Embeddings(nnx.Module):
             self.type = param((self.types, width), ("types", "embed"), normal)
         parts = {"architecture": architecture, "execution": execution}
         self.norm = LayerNorm(width=width, **parts)
-        if width != architecture.hidden_size:
+        self.projects = architecture.projects_embeddings
+        if self.projects:
             size = (width, architecture.hidden_size)
             self.projection = Dense(size, ("embed", "pooled"), **parts)
-        self.projects = width != architecture.hidden_size
         self.gradient_dtype: Dtype = execution.gradient_dtype
         self.dropout_rate = architecture.hidden_dropout_prob
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from flax import nnx
@@ -75,7 +75,7 @@ class EncoderModel(nnx.Module):
     The paths of parameters do not depend on the set of heads.
     """
 
-    groups: ClassVar[ParameterGroups]
+    groups: ParameterGroups
     """The groups of all parameters that a model of the class can have."""
     encoder: Encoder
     mlm: MlmDecoder

@@ -1,6 +1,7 @@
 """The layers of an encoder: stacked parameters, and what the backward pass stores."""
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -47,7 +48,7 @@ def gathered_params(layers: nnx.Module) -> Any:
 
 
 def stacked(layer: M, *, depth: int) -> M:
-    """Returns the module of a layer with the parameters of all layers along a leading axis."""
+    """Returns the module of a layer with the parameters of `depth` layers along a leading axis."""
     graphdef, state = nnx.split(layer)
 
     def stack(one: nnx.Variable) -> nnx.Variable:
@@ -55,6 +56,47 @@ def stacked(layer: M, *, depth: int) -> M:
         return one.replace(jax.ShapeDtypeStruct(shape, one.dtype), logical=axes)
 
     return nnx.merge(graphdef, jax.tree.map(stack, state, is_leaf=_is_param))
+
+
+def scan_layers(
+    layer: Callable[[Any, tuple[Any, Any]], tuple[Any, Any]],
+    start: Any,
+    stack: tuple[Any, Any],
+    *,
+    sharing: Sequence[int],
+    unroll: int,
+) -> tuple[Any, Any]:
+    """Computes layer after layer, like `jax.lax.scan`.
+
+    Args:
+        layer: function of the carried value and (parameters, input) of a layer. It returns the next
+            carried value and an output.
+        start: first carried value.
+        stack: stacked parameters with one entry per group of layers, and stacked inputs with one
+            entry per layer.
+        sharing: number of layers of each group. Layers of a group share their parameters, which are
+            not copied.
+        unroll: number of layers per iteration.
+
+    Returns:
+        The last carried value, and the outputs, stacked.
+    """
+    if max(sharing) == 1:
+        return jax.lax.scan(layer, start, stack, unroll=unroll)
+    params, inputs = stack
+    x, end, outputs = start, 0, []
+    for group, size in zip(split_layers(params, [1] * len(sharing)), sharing, strict=True):
+        shared = jax.tree.map(lambda param: param[0], group)
+        layers = slice(end, end := end + size)
+        x, output = jax.lax.scan(
+            lambda x, given, shared=shared: layer(x, (shared, given)),
+            x,
+            jax.tree.map(operator.itemgetter(layers), inputs),
+            length=size,
+            unroll=min(unroll, size),
+        )
+        outputs.append(output)
+    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
 
 
 def _is_param(node: Any) -> bool:

@@ -1,7 +1,7 @@
 """The post-LayerNorm encoder: a scan over layers with stacked parameters (arXiv 1810.04805)."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -22,6 +22,7 @@ from bert_jax.model.layer_stack import (
     REMAT,
     default_unroll,
     gathered_params,
+    scan_layers,
     split_layers,
     stacked,
 )
@@ -31,7 +32,8 @@ from bert_jax.model.xla_attention import attention_probabilities
 from bert_jax.parallel.parameter_groups import ParameterGroup
 from bert_jax.parallel.sharding_rules import constrain
 
-# Parameters and dropout keys [3], stacked for several layers. Keys are None in evaluation.
+# Parameters with one entry per group of layers that share them, and dropout keys [3] with one entry
+# per layer. Keys are None in evaluation.
 _Layers: TypeAlias = tuple[Any, Array | None]
 
 
@@ -98,6 +100,7 @@ class PostNormEncoder(nnx.Module):
     """Embeddings and layers.
 
     An unrolled scan takes fewer cycles, but its compile time grows with the number of layers.
+    Consecutive layers can share their parameters, see `EncoderArchitecture.sharing`.
     """
 
     def __init__(
@@ -108,7 +111,8 @@ class PostNormEncoder(nnx.Module):
         self.depth = architecture.num_hidden_layers
         layer = PostNormLayer(architecture=architecture, execution=execution, causal=causal)
         self.causal = causal
-        self.layers = stacked(layer, depth=self.depth)
+        self.sharing = architecture.sharing
+        self.layers = stacked(layer, depth=len(self.sharing))
         self.remat: Remat = execution.remat
         self.fused = "fused" in (execution.attention, execution.norm, execution.ffn)
         self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
@@ -145,11 +149,14 @@ class PostNormEncoder(nnx.Module):
             # Pad once here: otherwise every kernel would pad its input and slice its output.
             queries_BQ = jnp.pad(queries_BQ, ((0, 0), (0, -wanted % PACKED)))
         params, keys = layers
-        first, last = split_layers(params, [self.depth - 1, 1])
+        *sizes, last_size = self.sharing
+        first, last = split_layers(params, [len(sizes), 1])
         last = jax.tree.map(lambda x: x[0], last)
         first_keys, last_keys = (None, None) if keys is None else (keys[:-1], keys[-1])
+        if last_size > 1:  # other layers share the last layer's parameters
+            first, sizes = params, [*sizes, last_size - 1]
         if self.depth > 1:
-            x_BLD, _ = self._scan(x_BLD, segment_ids, (first, first_keys))
+            x_BLD, _ = self._scan(x_BLD, segment_ids, (first, first_keys), sharing=sizes)
         return self._layer(x_BLD, segment_ids, (last, last_keys), queries_BQ)[:, :wanted]
 
     def every_layer(
@@ -178,16 +185,16 @@ class PostNormEncoder(nnx.Module):
         entering_NBLD = self.every_layer(batch)[:-1]
         attention_def, stacked = nnx.split(self.layers.attention)
 
-        def layer(_: None, state_and_params: tuple[Array, nnx.State]) -> tuple[None, Array]:
-            x_BLD, params = state_and_params
+        def layer(_: None, params_and_state: tuple[Any, Array]) -> tuple[None, Array]:
+            params, x_BLD = params_and_state
             q_BLHK, k_BLHK = nnx.merge(attention_def, params).projected(x_BLD)[:2]
             probabilities = attention_probabilities(
                 q_BLHK, k_BLHK, batch["segment_ids"], causal=self.causal
             )
             return None, probabilities
 
-        _, maps_NBHLM = jax.lax.scan(layer, None, (entering_NBLD, stacked))
-        return maps_NBHLM
+        stack = stacked, entering_NBLD
+        return scan_layers(layer, None, stack, sharing=self.sharing, unroll=1)[1]
 
     def _embedded(
         self,
@@ -201,8 +208,8 @@ class PostNormEncoder(nnx.Module):
 
     def _layers(self, dropout_key: Array | None) -> _Layers:
         """Returns the parameters of all layers, gathered for use, and their dropout keys."""
-        looped = self.unroll < self.depth
-        params = gathered_params(self.layers) if looped else nnx.state(self.layers)
+        reused = self.unroll < self.depth or len(self.sharing) < self.depth
+        params = gathered_params(self.layers) if reused else nnx.state(self.layers)
         layers_key = subkey(dropout_key, 1)
         # Split all keys in one operation, because XLA compiles each such operation slowly.
         keys = None if layers_key is None else jax.random.split(layers_key, (self.depth, 3))
@@ -215,6 +222,7 @@ class PostNormEncoder(nnx.Module):
         layers: _Layers,
         *,
         read: Callable[[Array], Array | None] = lambda _: None,
+        sharing: Sequence[int] | None = None,
     ) -> tuple[Array, Any]:
         """Returns the output of the last layer, and `read` of each layer's output, stacked."""
 
@@ -222,7 +230,8 @@ class PostNormEncoder(nnx.Module):
             x = self._layer(x, segment_ids, of_layer)
             return x, read(x)
 
-        return jax.lax.scan(layer, x_BLD, layers, unroll=min(self.unroll, self.depth))
+        sizes, unroll = sharing or self.sharing, min(self.unroll, self.depth)
+        return scan_layers(layer, x_BLD, layers, sharing=sizes, unroll=unroll)
 
     def _layer(
         self,

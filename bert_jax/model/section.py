@@ -133,7 +133,8 @@ class HeadsSection(Section):
     problem: ProblemName | None = None
     """Kind of sequence classification. If null, it is unknown."""
     task_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
-    """Dropout rate before the task head. Default: `hidden_dropout_prob`."""
+    """Dropout rate before the task head. Default: `hidden_dropout_prob`; ALBERT:
+    `classifier_dropout_prob`."""
     embedding: PoolingSection | None = None
     """How a model of sentence embeddings computes the vector of a text. null: it was not trained
     for this."""

@@ -1,6 +1,7 @@
 """Parameter groups: which parts of a model its parameters belong to."""
 
 import re
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -24,12 +25,34 @@ class ParameterGroup(NamedTuple):
     part: Part
     first_layer: int = 0  # layer of a stacked parameter's first entry; −1: the last layer
     title: str = ""  # name of a module outside the encoder in messages: ``the MLM head``
+    sharing: tuple[int, ...] = ()  # number of layers that use each entry. Empty: one layer
+
+    def last_layers(self, depth: int) -> np.ndarray:
+        """Returns the last layer that uses each entry of a stacked parameter, int [entries]."""
+        if self.sharing:
+            return np.cumsum(self.sharing) - 1
+        return np.arange(self.first_layer % depth, depth)
+
+    def entries(self, layers: Sequence[int]) -> np.ndarray:
+        """Returns the entry of a stacked parameter that each of some layers uses."""
+        if self.sharing:
+            return np.searchsorted(np.cumsum(self.sharing), layers, side="right")
+        return np.asarray(layers) - self.first_layer
 
 
 class ParameterGroups(tuple[ParameterGroup, ...]):
     """All groups of a model, in the order of the forward pass."""
 
     __slots__ = ()
+
+    def shared(self, sharing: tuple[int, ...]) -> "ParameterGroups":
+        """Returns the groups of an encoder with shared layers, see `EncoderArchitecture.sharing`.
+
+        A shared parameter belongs to the last layer that uses it.
+        """
+        return ParameterGroups(
+            each._replace(sharing=sharing) if each.part == "layers" else each for each in self
+        )
 
     def of(self, path: str) -> ParameterGroup:
         """Returns the group of a parameter: ``"encoder/embeddings/word"``.
@@ -58,9 +81,9 @@ class ParameterGroups(tuple[ParameterGroup, ...]):
         """
         group = self.of(path)
         if group.part == "layers":
-            first = group.first_layer % depth + 1
-            shape = [depth + 1 - first if name == "layers" else 1 for name in axes]
-            return np.arange(first, first + max(shape), dtype=np.int32).reshape(shape)
+            units = group.last_layers(depth).astype(np.int32) + 1
+            shape = [len(units) if name == "layers" else 1 for name in axes]
+            return units.reshape(shape)
         return np.array(
             {"embeddings": 0, "pooler": depth + 1, "heads": depth + 2}[group.part], np.int32
         )
@@ -71,14 +94,16 @@ class ParameterGroups(tuple[ParameterGroup, ...]):
         ``("encoder/layers/output/kernel", [1.0, 2.0])`` →
         ``{"encoder/layers.0/output/kernel": 1.0, "encoder/layers.1/output/kernel": 2.0}``
 
-        A parameter that is not stacked keeps its name.
+        A parameter that is not stacked keeps its name. A parameter that layers share has the name
+        of the last one.
         """
         group = self.of(path)
         if group.part != "layers" or group.first_layer < 0:
             return dict.fromkeys([path], *values)
+        layers = group.last_layers(group.first_layer + len(values))
         return {
             re.sub(_STACK, rf"\1.{layer}", path, count=1): value
-            for layer, value in enumerate(values, start=group.first_layer)
+            for layer, value in zip(layers, values, strict=True)
         }
 
     def backward_order(self, name: str) -> tuple[int, int, int, str]:

@@ -183,9 +183,10 @@ def student_params(
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         theirs = found.get(name)
         if theirs is not None and student.of(name).part == "layers":
-            ours, first = student.of(name), teacher.of(name).first_layer
+            ours = student.of(name)
             if ours.first_layer >= 0:  # stacked
-                theirs = theirs[jnp.array(layers[ours.first_layer :]) - first]
+                chosen = [layers[at] for at in ours.last_layers(len(layers))]
+                theirs = theirs[jnp.array(teacher.of(name).entries(chosen))]
         if theirs is None or theirs.shape != like.shape:
             raise UserError(
                 "teacher.other_shape",

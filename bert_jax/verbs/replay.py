@@ -5,7 +5,6 @@ from etils import epath
 from rich.console import Console
 from rich.table import Table
 
-from bert_jax.encoders.build import model_type
 from bert_jax.model.section import Dtype
 from bert_jax.objectives.of_run import objective_of
 from bert_jax.parallel.mesh import initialise
@@ -14,6 +13,7 @@ from bert_jax.runs.run_directory import Run, open_run
 from bert_jax.tasks.training.setup import task_of
 from bert_jax.train.dump import DumpRecord, read_record
 from bert_jax.train.replay import Replay, by_layer, by_module, replay_step
+from bert_jax.train.state import define_model
 from bert_jax.verbs.teachers import teacher_of_task, with_teacher_of_run
 
 
@@ -66,7 +66,7 @@ def _show(run: Run, record: DumpRecord, found: Replay, console: Console) -> None
     here, then = jax.default_backend(), record.figures
     say(f"step {record.step}: {record.reason}")
     say(f"then, {record.platform}: loss {then['loss']:.6g}, norm {then['gradient_norm']:.6g}")
-    execution, groups = run.model.execution, model_type(run.architecture).groups
+    execution, groups = run.model.execution, define_model(run.build).groups
     say(f"here, {here}, {execution.dtype}: loss {found.loss:.6g}, norm {found.gradient_norm:.6g}")
     for line in found.bad_inputs:
         say(f"not finite before the step: {line}", "bold")

@@ -19,7 +19,7 @@ from bert_jax.encoders.roberta.section import RobertaArchitecture
 from bert_jax.interop.hf_checkpoint import read_hf
 from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.post_norm_model import PostNormModel
-from bert_jax.model.section import Execution
+from bert_jax.model.section import Execution, Remat
 from bert_jax.train.state import define_model
 from tests.interop.hf_checkpoints import hf_model, save, small_config, under_their_names
 from tests.project import refuses
@@ -37,6 +37,7 @@ class Case(NamedTuple):
     lengths: Sequence[int]
     packed: bool = False  # whether our row has all examples
     unroll: int | None = None
+    remat: Remat = "none"
 
 
 CASES = [
@@ -55,6 +56,22 @@ CASES = [
     Case("DistilBertForMaskedLM", {"hidden_size": 36, "activation": "relu"}, (7, 21), packed=True),
     Case("DistilBertForMaskedLM", {"hidden_dim": 50, "num_hidden_layers": 3}, (23,), unroll=1),
     Case("DistilBertForSequenceClassification", {"num_labels": 3, "n_heads": 1}, (8, 5)),
+    Case("AlbertForMaskedLM", {"num_hidden_layers": 1, "vocab_size": 131}, (9, 4)),
+    Case(
+        "AlbertForMaskedLM",
+        {"num_hidden_groups": 2, "num_hidden_layers": 3},
+        (7, 21, 5),
+        packed=True,
+    ),
+    Case("AlbertForMaskedLM", {"embedding_size": 32, "hidden_act": "relu"}, (3, 30), unroll=1),
+    Case(
+        "AlbertForMaskedLM",
+        {"num_hidden_groups": 2, "num_hidden_layers": 5},
+        (12,),
+        unroll=2,
+        remat="full",
+    ),
+    Case("AlbertForSequenceClassification", {"num_labels": 3, "hidden_size": 36}, (8, 5)),
 ]
 
 
@@ -142,7 +159,7 @@ def test_states_logits_loss_and_gradients_equal_hugging_faces(tmp_path: Path, ca
     found, examples = read_hf(save(theirs, tmp_path)), Examples.of(case, config)
     wanted, batch = their_results(theirs, examples), examples.ours(packed=case.packed)
 
-    execution = Execution(dtype="float32", unroll=case.unroll)
+    execution = Execution(dtype="float32", unroll=case.unroll, remat=case.remat)
     definition = define_model(encoder_builder(found.architecture, execution, found.heads))
     params = jax.tree.map(jnp.asarray, found.params)
 

@@ -15,6 +15,7 @@ from etils import epath
 from flax import nnx, serialization
 from flax.traverse_util import unflatten_dict
 from transformers import (
+    AlbertConfig,
     BertConfig,
     DistilBertConfig,
     ElectraConfig,
@@ -129,7 +130,7 @@ def small_config(kind: str, **changes: Any) -> PreTrainedConfig:
     own = getattr(transformers, kind).config_class
     if issubclass(own, ModernBertConfig):
         return modernbert_config(**changes)
-    if issubclass(own, ElectraConfig):
+    if issubclass(own, ElectraConfig | AlbertConfig):
         return hf_config(own, **{"embedding_size": 24, **changes})
     if issubclass(own, DistilBertConfig):
         # Its attribute map lacks the width of the FFN.

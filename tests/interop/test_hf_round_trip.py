@@ -152,6 +152,21 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "distil-question-answering": ("DistilBertForQuestionAnswering", {"qa_dropout": 0.0}, {}),
     "distil-multiple-choice": ("DistilBertForMultipleChoice", {"dim": 36, "n_heads": 3}, {}),
     "distil-bare": ("DistilBertModel", {"hidden_dim": 50, "attention_dropout": 0.2}, {}),
+    "albert-pretraining": (
+        "AlbertForPreTraining",
+        {"num_hidden_layers": 3, "num_hidden_groups": 2, "classifier_dropout_prob": 0.2},
+        {},
+    ),
+    "albert-masked-lm": ("AlbertForMaskedLM", {"vocab_size": 129, "hidden_act": "relu"}, {}),
+    "albert-sequence": (
+        "AlbertForSequenceClassification",
+        {**THREE, "problem_type": SINGLE, "embedding_size": 32},
+        {},
+    ),
+    "albert-token": ("AlbertForTokenClassification", {**THREE, "num_hidden_groups": 2}, {}),
+    "albert-question-answering": ("AlbertForQuestionAnswering", {"hidden_size": 36}, {}),
+    "albert-multiple-choice": ("AlbertForMultipleChoice", {"num_hidden_layers": 1}, {}),
+    "albert-bare": ("AlbertModel", {"num_hidden_layers": 3}, {}),
     "modern-bare": ("ModernBertModel", {"hidden_size": 36, "num_attention_heads": 3}, {}),
 }
 # Number of pieces in cases with more embedding rows.
@@ -171,6 +186,8 @@ MEANING: dict[str, tuple[tuple[str, ...], str | None]] = {
     "electra-token": (tuple(LABELS.values()), None),
     "distil-sequence": (tuple(LABELS.values()), "single_label"),
     "distil-token": (tuple(LABELS.values()), None),
+    "albert-sequence": (tuple(LABELS.values()), "single_label"),
+    "albert-token": (tuple(LABELS.values()), None),
     "roberta-sequence": (tuple(LABELS.values()), "single_label"),
     "roberta-token": (tuple(LABELS.values()), None),
     "camembert-sequence": (tuple(f"LABEL_{number}" for number in range(5)), None),

@@ -40,6 +40,8 @@ CASES = [
     if section.heads.of_pretraining <= SECTIONS[encoder].pretraining_heads().of_pretraining
     # DistilBERT has BERT's network and BERT's loss: train it only as the student of a distillation.
     and (objective == "distill") == (encoder == "distilbert")
+    # ALBERT has BERT's heads and layers: the tests of the mesh are enough for its shared layers.
+    and encoder != "albert"
 ]
 # RoBERTa and ELECTRA have BERT's network: only their positions and heads have code of their own.
 NETWORKS = [
@@ -93,7 +95,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(objective: str, encoder: str)
 
 
 # Slices, fsdp and tensor; and data with accumulation, which splits the batch along this axis.
-@every_training
+@on_encoders([*TRAINED, ("sop", "albert")])
 @pytest.mark.parametrize(("shape", "parts"), [((2, 1, 2, 2), 1), ((1, 8, 1, 1), 2)], ids=str)
 @pytest.mark.usefixtures("greedy")
 def test_meshes_and_microbatches_do_not_change_the_training(

@@ -1,0 +1,108 @@
+"""Settings of ALBERT. Needs no JAX."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
+
+import pydantic
+
+from bert_jax.errors import SettingError
+from bert_jax.model.architecture import FactorisedArchitecture
+from bert_jax.model.section import ModelSection, changes_of
+from bert_jax.section import Section
+
+Size = Literal["base", "large", "xlarge", "xxlarge"]
+
+# Layers, hidden size and heads of the released models, version 2 (arXiv 1909.11942, table 1). The
+# FFN is 4 hidden sizes wide.
+RELEASED: Final[dict[Size, tuple[int, int, int]]] = {
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+    "xlarge": (24, 2048, 16),
+    "xxlarge": (12, 4096, 64),
+}
+
+
+class AlbertArchitecture(FactorisedArchitecture):
+    """Sizes and settings that determine the parameters and the function of ALBERT.
+
+    The defaults are the settings of version 2 of the released models.
+    """
+
+    kind = "albert"
+    pooled_heads = frozenset({"next_sentence", "sequence_classification", "multiple_choice"})
+
+    embedding_size: int | None = pydantic.Field(default=128, ge=1, le=1 << 16)
+    """Width of the embeddings."""
+    num_hidden_groups: int = pydantic.Field(default=1, ge=1, le=1000)
+    """Number of groups of consecutive layers. The layers of a group share all parameters. 1: all
+    layers share them, as in the released models."""
+    hidden_dropout_prob: float = pydantic.Field(default=0.0, ge=0, lt=1)
+    """Dropout rate of embeddings and of the outputs of attention and FFN."""
+    attention_probs_dropout_prob: float = pydantic.Field(default=0.0, ge=0, lt=1)
+    """Dropout rate of attention weights."""
+    classifier_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
+    """Dropout rate before the head of a task."""
+
+    @property
+    def sharing(self) -> tuple[int, ...]:
+        """Number of consecutive layers that use each entry of the stacked parameters.
+
+        Source: google-research/albert `modeling.py`, `transformer_model`.
+        """
+        depth, groups = self.num_hidden_layers, self.num_hidden_groups
+        sizes = Counter(int(layer / (depth / groups)) for layer in range(depth))
+        return tuple(sizes[group] for group in range(groups))
+
+    @property
+    def projects_embeddings(self) -> bool:
+        """True: embeddings are projected even if their width is that of the layers."""
+        return True
+
+    @pydantic.model_validator(mode="after")
+    def _groups_of_layers(self) -> Self:
+        if self.num_hidden_groups > self.num_hidden_layers:
+            raise SettingError(
+                "albert.groups",
+                "found {found}, allowed: at most num_hidden_layers = {layers}",
+                place="num_hidden_groups",
+                found=self.num_hidden_groups,
+                layers=self.num_hidden_layers,
+            )
+        return self
+
+
+if TYPE_CHECKING:
+
+    class AlbertArchitectureChanges(Section):
+        """Settings of `AlbertArchitecture`, all optional."""
+
+else:
+    AlbertArchitectureChanges = changes_of(AlbertArchitecture)
+
+
+class AlbertSection(ModelSection):
+    """ALBERT: sizes from a name, other settings, heads and execution.
+
+    ``model: {kind: albert, size: base}``
+    """
+
+    architecture_type = AlbertArchitecture
+    named_sizes: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        size: {
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "intermediate_size": 4 * hidden,
+        }
+        for size, (layers, hidden, heads) in RELEASED.items()
+    }
+
+    kind: Literal["albert"] = "albert"
+    """The encoder: `albert`."""
+    size: Size | None = None
+    """A released size. Layers × hidden size × heads: base 12 × 768 × 12, large 24 × 1,024 × 16,
+    xlarge 24 × 2,048 × 16, xxlarge 12 × 4,096 × 64."""
+    architecture: AlbertArchitectureChanges = AlbertArchitectureChanges()
+    """The whole architecture, or changes to `size`, such as dropout and positions. Layers, widths
+    and heads must come from one source."""
