@@ -21,7 +21,7 @@ SCORED: Final = 8  # number of positions per row whose MLM logits are compared
 
 
 def largest_difference(model: Pretrained, written: Pretrained) -> float:
-    """Returns the largest difference between a model's logits and those of its written files.
+    """Returns the largest difference between the logits of a model and of its written files.
 
     Both compute the heads that were written, in float32, for the same two rows of up to 160 tokens.
     Without a head, the hidden states and the pooled vectors are compared.

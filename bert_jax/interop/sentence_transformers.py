@@ -100,8 +100,8 @@ def read_sentence_transformers(
         tokenizer: tokenizer for a checkpoint that has none.
 
     Raises:
-        UserError: if the modules, the pooling or the activation of Dense are not those of
-            `PoolingSection`, and as in `read_hf`.
+        UserError: `PoolingSection` has no such module, pooling or activation of Dense; also as in
+            `read_hf`.
     """
     modules = _read_modules(directory)  # first, because they are small
     pool = _read_pooling(directory / modules["Pooling"] / CONFIG)

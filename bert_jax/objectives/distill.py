@@ -29,7 +29,7 @@ class DistillObjectiveSection(ObjectiveSection):
 
     ``objective: {kind: distill, teacher: runs/bert}``
 
-    The default weights and temperature are those of DistilBERT's training script. The teacher must
+    The default weights and temperature are from DistilBERT's training script. The teacher must
     have the student's tokenizer and an MLM head; it may be any encoder.
     """
 

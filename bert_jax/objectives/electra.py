@@ -23,7 +23,7 @@ ELECTRA_MASKING: Final = MaskingSection(replace_with_mask=0.85, replace_with_ran
 class GeneratorSection(Section):
     """The sizes of the generator, a smaller encoder of the same kind with an MLM head.
 
-    A size that is not given is `size` times that of the model, as in google-research/electra.
+    The default of a size is `size` times the model's, as in google-research/electra.
     """
 
     size: float = pydantic.Field(default=0.25, gt=0, le=1)
