@@ -119,6 +119,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"classifier_pooling": "mean", "attention_dropout": 0.1, "mlp_dropout": 0.2},
         {},
     ),
+    "causal": ("BertLMHeadModel", {"is_decoder": True}, {}),
+    "roberta-causal": ("RobertaForCausalLM", {"is_decoder": True}, {}),
     "roberta-masked-lm": ("RobertaForMaskedLM", {"hidden_act": "relu", "num_hidden_layers": 1}, {}),
     "roberta-sequence": (
         "RobertaForSequenceClassification",
@@ -273,7 +275,8 @@ def answers(model: PreTrainedModel) -> list[np.ndarray]:
         # Copy the weights: memory-mapped weights may be unaligned, which changes rounding.
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
-        return [found.numpy() for found in model(**inputs).to_tuple()]
+        options = {"use_cache": False} if getattr(model.config, "is_decoder", False) else {}
+        return [found.numpy() for found in model(**inputs, **options).to_tuple()]
 
 
 def test_an_imported_run_is_exported_under_the_name_of_its_source(tmp_path: Path) -> None:
