@@ -31,6 +31,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "modernbert": ("ModernBertModel", "cls", None, False, None),
     "roberta": ("RobertaForMaskedLM", "lasttoken", 16, False, 30),
     "electra": ("ElectraModel", "mean", None, True, 24),
+    "albert": ("AlbertModel", "cls", None, True, 12),
 }
 
 
