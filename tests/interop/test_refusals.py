@@ -110,7 +110,7 @@ def test_code_in_a_pickle_is_not_run(checkpoint: Path, form: str) -> None:
             "setting.value",
             {"setting": "position_embedding_type", "allowed": ["absolute"]},
         ),
-        ({"is_decoder": True}, "setting.value", {"setting": "is_decoder", "allowed": "False"}),
+        ({"is_decoder": True}, "import.is_decoder", {"found": True, "allowed": False}),
         (
             {"architectures": ["BertForMaskedLm"]},
             "import.class_unknown",

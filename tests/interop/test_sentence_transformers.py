@@ -49,15 +49,17 @@ def encoder(kind: str, directory: Path) -> Path:
 
 def theirs(directory: Path) -> Any:
     """Loads a directory with sentence-transformers."""
-    library = pytest.importorskip("sentence_transformers")
-    return library.SentenceTransformer(str(directory), device="cpu")
+    import sentence_transformers
+
+    return sentence_transformers.SentenceTransformer(str(directory), device="cpu")
 
 
 def written_by_them(directory: Path, name: str) -> Path:
     """Returns a directory that sentence-transformers saved."""
-    library = pytest.importorskip("sentence_transformers")
+    import sentence_transformers
+
     kind, mode, width, normalize, limit = MODELS[name]
-    parts = library.sentence_transformer.modules
+    parts = sentence_transformers.sentence_transformer.modules
     first = parts.Transformer(str(encoder(kind, directory / "encoder")), max_seq_length=limit)
     modules = [first, parts.Pooling(32, pooling_mode=mode)]
     if width is not None:
@@ -65,7 +67,7 @@ def written_by_them(directory: Path, name: str) -> Path:
     if normalize:
         modules.append(parts.Normalize())
     prompts = {"query": QUERY, "document": PASSAGE}
-    made = library.SentenceTransformer(modules=modules, prompts=prompts, device="cpu")
+    made = sentence_transformers.SentenceTransformer(modules=modules, prompts=prompts, device="cpu")
     made.save(str(directory / "saved"), create_model_card=False)
     return directory / "saved"
 
