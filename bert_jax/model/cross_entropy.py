@@ -4,7 +4,7 @@ Shape suffixes: N rows, D hidden size, V pieces, S devices that share the batch.
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from bert_jax.parallel.sharding_rules import constrain, parts_in_use
 _LANES: Final = 128
 _MOST_PREDICTIONS: Final = 4096  # of a device in `scored_in_parts`
 _LINES: Final = 8  # rows of a product: with one row, XLA's CPU compiler emits a scalar loop
+
+_Arrays = TypeVar("_Arrays", bound=tuple[Any, ...])
 
 
 class Scored(NamedTuple):
@@ -39,22 +41,32 @@ def scored_in_parts(
     computes them again. With all logits, a row of 512 tokens and 30,522 pieces takes 62 MB.
     """
     batch, length = labels_BL.shape
-    parts = -(-batch * length // (_MOST_PREDICTIONS * parts_in_use("batch")))
-    if parts <= 1:
+    parts = token_parts((hidden_BLD, labels_BL), most=_MOST_PREDICTIONS)
+    if len(parts[0]) == 1:
         return score(hidden_BLD, labels_BL)
-    size = -(-length // min(parts, length))
-    parts = -(-length // size)
-
-    def cut(x: Array) -> Array:
-        x = jnp.pad(x, ((0, 0), (0, parts * size - length), *((0, 0),) * (x.ndim - 2)))
-        return x.reshape(batch, parts, size, *x.shape[2:]).swapaxes(0, 1)
 
     def part(_: None, tokens: tuple[Array, Array]) -> tuple[None, Scored]:
         hidden_BPD, labels_BP = tokens
         return None, score(constrain(hidden_BPD, "batch", "length", "hidden"), labels_BP)
 
-    _, found = jax.lax.scan(jax.checkpoint(part), None, (cut(hidden_BLD), cut(labels_BL)))
+    _, found = jax.lax.scan(jax.checkpoint(part), None, parts)
     return Scored(*(x.swapaxes(0, 1).reshape(batch, -1)[:, :length] for x in found))
+
+
+def token_parts(arrays: _Arrays, *, most: int) -> _Arrays:
+    """Cuts [B, L, …] into parts of at most `most` tokens per device: [parts, B, L / parts, …].
+
+    The length is cut, because the batch is split over devices. The last part is padded with zeros.
+    """
+    batch, length = jax.tree.leaves(arrays)[0].shape[:2]
+    parts = -(-length // max(1, most * parts_in_use("batch") // batch))
+    size = -(-length // parts)
+
+    def cut(x: Array) -> Array:
+        x = jnp.pad(x, ((0, 0), (0, parts * size - length), *((0, 0),) * (x.ndim - 2)))
+        return x.reshape(batch, parts, size, *x.shape[2:]).swapaxes(0, 1)
+
+    return jax.tree.map(cut, arrays)
 
 
 def cross_entropy(

@@ -229,10 +229,10 @@ class EncoderModel(nnx.Module):
     def read_positions(
         self, segment_ids: Int[Array, "batch length"]
     ) -> Int[Array, "batch 1"] | None:
-        """Returns the position of the token that the task head reads; None if it reads all.
+        """Returns the position of the token that the task head reads, or None for all tokens.
 
-        It is [CLS], or the last token if attention is left to right, because [CLS] then sees
-        nothing.
+        The token is [CLS]. If attention is left to right, it is the last token, because [CLS] then
+        sees only itself.
         """
         if not self.heads.scores_rows:
             return None
@@ -240,10 +240,11 @@ class EncoderModel(nnx.Module):
 
     def read_token(self, hidden_BLD: Array, segment_ids: Array) -> Array:
         """Returns the state at `read_positions`, [B, 1, D], from all states or this state alone."""
+        if not self.heads.causal or hidden_BLD.shape[1] == 1:
+            return hidden_BLD[:, :1]
         position_B1 = position_of("last", segment_ids)
-        if self.heads.causal and position_B1 is not None and hidden_BLD.shape[1] > 1:
-            return gather_positions(hidden_BLD, position_B1)
-        return hidden_BLD[:, :1]
+        assert position_B1 is not None
+        return gather_positions(hidden_BLD, position_B1)
 
     @abc.abstractmethod
     def task_logits(

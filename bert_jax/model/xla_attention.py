@@ -66,18 +66,21 @@ def xla_attention(
 
 
 class _Tokens(NamedTuple):
-    """Segments of queries and keys, and positions of queries."""
+    """Segments of queries and keys, and positions of queries if attention is causal."""
 
     of_queries: Array  # [B, Q]
     of_keys: Array  # [B, L]
-    places: Array | None  # [B, Q]; None if a query sees later keys
+    places: Array | None  # [B, Q], positions of queries that do not see later keys
 
-    def visible(self) -> Array:
+    def visible(self, window: int | None) -> Array:
         """Returns whether a query sees a key, bool [B, 1, Q, L]."""
         found = same_segment(self.of_queries, self.of_keys)
-        if self.places is None:
-            return found
-        return found & (self.places[:, None, :, None] >= jnp.arange(self.of_keys.shape[1]))
+        keys = jnp.arange(self.of_keys.shape[1])
+        if window is not None:
+            found &= abs(keys[:, None] - keys) <= window // 2
+        if self.places is not None:
+            found &= self.places[:, None, :, None] >= keys
+        return found
 
 
 def _attended(
@@ -133,13 +136,9 @@ def attention_probabilities(
     With a `window`, a query sees only keys at most ``window / 2`` tokens away. If `causal`, it sees
     no later key. If query or key is padding, the probability is 0.
     """
-    visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
-    places = jnp.arange(segment_ids.shape[1])
-    before = places[:, None] - places
-    if window is not None:
-        visible &= _near(segment_ids, window)
-    if causal:
-        visible &= before >= 0
+    places = jnp.arange(segment_ids.shape[1])[None] if causal else None
+    visible = _Tokens(segment_ids, segment_ids, places).visible(window)
+    visible &= (segment_ids > 0)[:, None, None, :]
     scores_BHLM = masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible)
     # A padding query sees no key: replace its uniform average by zeros.
     return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)
@@ -148,12 +147,6 @@ def attention_probabilities(
 def same_segment(of_queries: Array, of_keys: Array) -> Array:
     """Compares the segments of queries and keys: [B, Q] and [B, L] → bool [B, 1, Q, L]."""
     return of_queries[:, None, :, None] == of_keys[:, None, None, :]
-
-
-def _near(segment_ids: Array, window: int) -> Array:
-    """Returns whether queries and keys are at most ``window / 2`` tokens apart, bool [L, L]."""
-    places = jnp.arange(segment_ids.shape[1])
-    return abs(places[:, None] - places) <= window // 2
 
 
 def _scale(q_BHQK: Array) -> float:
@@ -169,10 +162,7 @@ def _forward(
     rate: float,
     window: int | None,
 ) -> tuple[Array, tuple[Array, ...]]:
-    visible = tokens.visible()
-    if window is not None:
-        visible &= _near(tokens.of_keys, window)
-    weights = jax.nn.softmax(masked_scores(q, k, visible), axis=-1)
+    weights = jax.nn.softmax(masked_scores(q, k, tokens.visible(window)), axis=-1)
     if factors is not None:
         weights = jnp.where(kept_elements(factors), weights * (1 / (1 - rate)), -weights)
     signed = weights.astype(v.dtype)

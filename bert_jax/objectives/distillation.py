@@ -17,13 +17,13 @@ from jaxtyping import Array
 
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import TRAINING, EncoderArchitecture
-from bert_jax.model.cross_entropy import cross_entropy, soft_target_loss
+from bert_jax.model.cross_entropy import cross_entropy, soft_target_loss, token_parts
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.section import Execution
 from bert_jax.objectives.distill import DistillObjectiveSection
 from bert_jax.objectives.masked_language_model import MLM_EPSILON, MaskedLanguageModel
-from bert_jax.parallel.sharding_rules import parts_in_use
+from bert_jax.objectives.metrics import means, token_weights
 from bert_jax.runs.settings import describe
 from bert_jax.runs.teacher import TEACHER, Teacher, open_teacher, spread_layers, student_params
 from bert_jax.task import Batch, FrozenModel, Metrics, Params, Rngs, RowTransform, Sums
@@ -138,7 +138,7 @@ class Distillation(MaskedLanguageModel):
         return {
             "mlm": masked + MLM_EPSILON,
             "soft": jnp.maximum(masked, 1.0),
-            **dict.fromkeys(("cosine", "hidden"), jnp.maximum(_is_token(batch).sum(), 1.0)),
+            **dict.fromkeys(("cosine", "hidden"), jnp.maximum(token_weights(batch).sum(), 1.0)),
         }
 
     @property
@@ -194,7 +194,7 @@ class Distillation(MaskedLanguageModel):
             )
             theirs_NBLD = teacher.encoder.every_layer(batch)
             matched = theirs_NBLD[jnp.array(self._matched_states)]
-            metrics |= _hidden(ours_NBLD, matched, _is_token(batch))
+            metrics |= _hidden(ours_NBLD, matched, token_weights(batch))
             ours_BQD, theirs_BQD = ours_NBLD[-1], theirs_NBLD[-1]
         else:
             ours_BQD = model.hidden(
@@ -202,7 +202,7 @@ class Distillation(MaskedLanguageModel):
             )
             theirs_BQD = teacher.hidden(batch, queries_BQ=queries_BQ, dropout_key=None)
         if self.settings.cosine_weight:
-            metrics |= _cosine(ours_BQD, theirs_BQD, _is_token(batch))
+            metrics |= _cosine(ours_BQD, theirs_BQD, token_weights(batch))
         if queries_BQ is None:
             ours_BQD = gather_positions(ours_BQD, positions_BP)
             theirs_BQD = gather_positions(theirs_BQD, positions_BP)
@@ -229,7 +229,9 @@ class Distillation(MaskedLanguageModel):
             return jnp.stack([(each * rows.weights).sum() for each in (*mlm, soft)])
 
         total, _ = jax.lax.scan(
-            lambda total, chunk: (total + sums(chunk), None), jnp.zeros(len(_PREDICTED)), _cut(rows)
+            lambda total, part: (total + sums(part), None),
+            jnp.zeros(len(_PREDICTED)),
+            token_parts(rows, most=MOST_ROWS),
         )
         count = rows.weights.sum()
         return {name: (total[at], count) for at, name in enumerate(_PREDICTED)}
@@ -249,15 +251,9 @@ class Distillation(MaskedLanguageModel):
 
     def score(self, sums: Sums) -> dict[str, float]:
         """Returns the total loss, each term's loss, and the MLM accuracy."""
-        scores = {
-            name: total / max(count, 1.0) for name, (total, count) in sums.items() if name in _NAMES
-        }
+        scores = means(sums, *(name for name in sums if name in _NAMES))
         loss = sum(weight * scores[f"{name}_loss"] for name, weight in self.weights.items())
         return {"loss": loss, **scores}
-
-
-def _is_token(batch: Batch) -> jax.Array:
-    return (batch["segment_ids"] > 0).astype(jnp.float32)
 
 
 def _cosine(ours_BLD: Array, theirs_BLD: Array, weights_BL: Array) -> Metrics:
@@ -273,22 +269,3 @@ def _hidden(ours_NBLD: Array, theirs_NBLD: Array, weights_BL: Array) -> Metrics:
     gap = ours_NBLD.astype(jnp.float32) - theirs_NBLD.astype(jnp.float32)
     squares_BL = jnp.square(gap).mean(axis=-1).sum(axis=0)
     return {"hidden_loss": ((squares_BL * weights_BL).sum(), weights_BL.sum())}
-
-
-def _cut(rows: _Masked) -> _Masked:
-    """Cuts [B, P, …] into chunks of `MOST_ROWS` tokens per device: [chunks, B, P / chunks, …].
-
-    Cuts along P, because the batch is split over devices. The last chunk is padded with tokens of
-    weight 0.
-    """
-    batch, predictions = rows.labels.shape
-    most = max(1, MOST_ROWS * parts_in_use("batch") // batch)
-    count = -(-predictions // most)
-    size = -(-predictions // count)
-
-    def cut(each: Array) -> Array:
-        rest = [(0, 0)] * (each.ndim - 2)
-        padded = jnp.pad(each, [(0, 0), (0, count * size - predictions), *rest])
-        return padded.reshape(batch, count, size, *each.shape[2:]).swapaxes(0, 1)
-
-    return jax.tree.map(cut, rows)

@@ -15,11 +15,12 @@ from flax import nnx
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.model.architecture import TRAINING, EncoderArchitecture
-from bert_jax.model.cross_entropy import Scored, cross_entropy
+from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.masked_rows import masked_rows
-from bert_jax.objectives.plateau import PATIENCE_STEPS, PlateauWatch
+from bert_jax.objectives.metrics import means, summed
+from bert_jax.objectives.plateau import PlateauWatch
 from bert_jax.objectives.section import PairTask
 from bert_jax.task import Batch, FrozenModel, Metrics, Rngs, RowTransform, Sums, Watch
 from bert_jax.text.tokenizer import Tokenizer
@@ -121,26 +122,13 @@ class MaskedLanguageModel:
         return PlateauWatch(
             unigram_entropy=unigram_entropy,
             vocab_size=self.architecture.vocab_size,
-            patience=min(PATIENCE_STEPS, total_steps // 4),
+            total_steps=total_steps,
         )
 
     def score(self, sums: Sums) -> dict[str, float]:
         """Returns the total loss, and each task's loss and accuracy, from summed metrics."""
-        mlm_loss, mlm_count = sums["mlm_loss"]
-        loss = mlm_loss / (mlm_count + MLM_EPSILON)
-        scores = {"mlm_loss": loss, "mlm_accuracy": sums["mlm_accuracy"][0] / max(mlm_count, 1.0)}
-        if self.pair is not None:
-            for name in (f"{self.pair}_loss", f"{self.pair}_accuracy"):
-                total, count = sums[name]
-                scores[name] = total / max(count, 1.0)
-            loss += scores[f"{self.pair}_loss"]
-        return {"loss": loss, **scores}
-
-
-def summed(term: str, scored: Scored, weights: jax.Array) -> Metrics:
-    """Returns loss and accuracy of a term as (sum, count): ``mlm_loss``, ``mlm_accuracy``."""
-    count = weights.sum()
-    return {
-        f"{term}_loss": ((scored.loss * weights).sum(), count),
-        f"{term}_accuracy": ((scored.right * weights).sum(), count),
-    }
+        terms = ("mlm",) if self.pair is None else ("mlm", self.pair)
+        scores = means(sums, *(f"{term}_{kind}" for term in terms for kind in ("loss", "accuracy")))
+        total, count = sums["mlm_loss"]
+        scores["mlm_loss"] = total / (count + MLM_EPSILON)
+        return {"loss": sum(scores[f"{term}_loss"] for term in terms), **scores}

@@ -14,7 +14,8 @@ from bert_jax.encoders.build import encoder_builder
 from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.objectives.plateau import PATIENCE_STEPS, PlateauWatch
+from bert_jax.objectives.metrics import means, summed
+from bert_jax.objectives.plateau import PlateauWatch
 from bert_jax.task import Batch, FrozenModel, Metrics, Rngs, RowTransform, Sums, Watch
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -77,11 +78,7 @@ class NextToken:
         del frozen
         assert isinstance(model, EncoderModel)
         found, weights = model.next_token_scores(batch, dropout_key=rngs.dropout), _has_next(batch)
-        count = weights.sum()
-        metrics = {
-            "next_token_loss": ((found.loss * weights).sum(), count),
-            "next_token_accuracy": ((found.right * weights).sum(), count),
-        }
+        metrics = summed("next_token", found, weights)
         return metrics["next_token_loss"][0] / divisors["next_token"], metrics
 
     def flops_per_row(self, batch: Mapping[str, Any]) -> float:
@@ -98,20 +95,15 @@ class NextToken:
         return PlateauWatch(
             unigram_entropy=unigram_entropy,
             vocab_size=self.architecture.vocab_size,
-            patience=min(PATIENCE_STEPS, total_steps // 4),
+            total_steps=total_steps,
             metric="next_token_loss",
         )
 
     def score(self, sums: Sums) -> dict[str, float]:
         """Returns loss, accuracy and perplexity (e to the loss) from summed metrics."""
-        total, count = sums["next_token_loss"]
-        loss = total / max(count, 1.0)
-        return {
-            "loss": loss,
-            "next_token_loss": loss,
-            "next_token_accuracy": sums["next_token_accuracy"][0] / max(count, 1.0),
-            "perplexity": math.exp(min(loss, _MOST_NATS)),
-        }
+        scores = means(sums, "next_token_loss", "next_token_accuracy")
+        loss = scores["next_token_loss"]
+        return {"loss": loss, **scores, "perplexity": math.exp(min(loss, _MOST_NATS))}
 
 
 def _has_next(batch: Batch) -> jax.Array:

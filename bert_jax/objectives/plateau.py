@@ -8,7 +8,8 @@ from typing import Final
 # A loss within this relative distance of the entropy is on the plateau. In small runs, the noise of
 # the loss is about as large.
 TOLERANCE: Final = 0.02
-# Warm-up steps in the paper. With a good learning rate, BERT leaves the plateau during warm-up.
+# Maximum number of steps before a warning is possible: the warm-up steps in the paper. With a good
+# learning rate, BERT leaves the plateau during warm-up.
 PATIENCE_STEPS: Final = 10_000
 # Consecutive reports on the plateau before a warning.
 WINDOW: Final = 5
@@ -28,18 +29,19 @@ class PlateauWatch:
         *,
         unigram_entropy: float,
         vocab_size: int,
-        patience: int = PATIENCE_STEPS,
+        total_steps: int,
         metric: str = "mlm_loss",
     ) -> None:
-        """Never warns before step `patience`.
+        """Takes the entropy in nats. `metric` is the name of the loss in the scores.
 
-        The entropy is in nats. `metric` is the name of the loss in the scores.
+        A warning is possible after a quarter of `total_steps`, or after `PATIENCE_STEPS` if that is
+        earlier.
         """
         self._metric, self._name = metric, _NAMES[metric]
         self._entropy = unigram_entropy
         self._start = math.log(vocab_size)
         self._recent: deque[float] = deque(maxlen=WINDOW)
-        self._patience = patience
+        self._patience = min(PATIENCE_STEPS, total_steps // 4)
         self._warned = False
 
     @property

@@ -20,9 +20,9 @@ from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.layers import subkey
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.electra import ELECTRA_MASKING
-from bert_jax.objectives.masked_language_model import summed
 from bert_jax.objectives.masked_rows import masked_rows
-from bert_jax.objectives.plateau import PATIENCE_STEPS, PlateauWatch
+from bert_jax.objectives.metrics import means, summed, token_weights
+from bert_jax.objectives.plateau import PlateauWatch
 from bert_jax.task import GENERATOR, Batch, FrozenModel, Metrics, Rngs, RowTransform, Sums, Watch
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -95,7 +95,7 @@ class ReplacedTokenDetection:
         """Returns the numbers of masked tokens and of all tokens."""
         return {
             "mlm": batch["masked_lm_weights"].sum() + EPSILON,
-            "replaced": _is_token(batch).sum() + EPSILON,
+            "replaced": token_weights(batch).sum() + EPSILON,
         }
 
     def loss(
@@ -111,10 +111,15 @@ class ReplacedTokenDetection:
         del frozen
         assert isinstance(model, EncoderModel)
         generator: EncoderModel = getattr(model, GENERATOR)
+        words_BLD, shares_SVD = generator.encoder.look_up(batch["input_ids"])
         masked_BPD = generator.hidden(
-            batch, queries_BQ=batch["masked_lm_positions"], dropout_key=subkey(rngs.dropout, 0)
+            batch,
+            words_BLD=words_BLD,
+            queries_BQ=batch["masked_lm_positions"],
+            dropout_key=subkey(rngs.dropout, 0),
         )
-        logits_BPV = generator.mlm_logits(masked_BPD)
+        rows_BPD = generator.decoder_input(masked_BPD)
+        logits_BPV = generator.mlm(rows_BPD, generator.encoder.table, shares_SVD)
         mlm = cross_entropy(logits_BPV, batch["masked_lm_ids"])
         metrics = summed("mlm", mlm, batch["masked_lm_weights"])
         seen = corrupted(batch, drawn(jax.lax.stop_gradient(logits_BPV), rngs.draws))
@@ -122,9 +127,10 @@ class ReplacedTokenDetection:
             {**batch, "input_ids": seen.input_ids}, dropout_key=subkey(rngs.dropout, 1)
         )
         logits_BL = model.replaced_token_logits(hidden_BLD)
-        metrics |= _detection(logits_BL, seen.is_replaced, _is_token(batch))
+        weights_BL = token_weights(batch)
+        metrics |= _detection(logits_BL, seen.is_replaced, weights_BL)
         if rngs.dropout is None:
-            metrics |= _area_under_curve(logits_BL, seen.is_replaced, _is_token(batch))
+            metrics |= _area_under_curve(logits_BL, seen.is_replaced, weights_BL)
         found = metrics["replaced_loss"][0] / divisors["replaced"]
         return metrics["mlm_loss"][0] / divisors["mlm"] + self.weight * found, metrics
 
@@ -145,7 +151,7 @@ class ReplacedTokenDetection:
         return PlateauWatch(
             unigram_entropy=unigram_entropy,
             vocab_size=self.architecture.vocab_size,
-            patience=min(PATIENCE_STEPS, total_steps // 4),
+            total_steps=total_steps,
         )
 
     def score(self, sums: Sums) -> dict[str, float]:
@@ -153,11 +159,8 @@ class ReplacedTokenDetection:
 
         `replaced_auc`, the area under the ROC curve, is only in evaluations.
         """
-        scores = {
-            name: total / max(count, 1.0)
-            for name, (total, count) in sums.items()
-            if name.startswith(("mlm_", "replaced_"))
-        }
+        names = [name for name in sums if name.startswith(("mlm_", "replaced_"))]
+        scores = means(sums, *names)
         return {"loss": scores["mlm_loss"] + self.weight * scores["replaced_loss"], **scores}
 
 
@@ -181,10 +184,6 @@ def corrupted(batch: Batch, pieces_BP: Int[Array, "batch predictions"]) -> Corru
         write(ids_BL, places_BP, pieces_BP),
         write(jnp.zeros(ids_BL.shape, jnp.float32), places_BP, differs_BP),
     )
-
-
-def _is_token(batch: Batch) -> jax.Array:
-    return (batch["segment_ids"] > 0).astype(jnp.float32)
 
 
 def _detection(logits: Array, is_replaced: Array, weights: Array) -> Metrics:

@@ -127,7 +127,7 @@ def test_another_objectives_dataset_is_refused(name: str, kinds: set[str]) -> No
 
 
 def make_plateau() -> PlateauWatch:
-    return PlateauWatch(unigram_entropy=6.0, vocab_size=1000, patience=100)
+    return PlateauWatch(unigram_entropy=6.0, vocab_size=1000, total_steps=400)
 
 
 def test_the_expectation_is_first_loss_and_entropy() -> None:
