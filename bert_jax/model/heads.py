@@ -23,8 +23,12 @@ from bert_jax.model.tied_embedding import decoded, shares_of
 from bert_jax.parallel.parameter_groups import ParameterGroup
 from bert_jax.parallel.sharding_rules import constrain, on_one_cpu, parts_in_use
 
-EMBEDDING_GROUP: Final = ParameterGroup("embedding", "heads", title="the embedding head")
-"""The group of the embedding head, which every encoder can have."""
+HEAD_GROUPS: Final = (
+    ParameterGroup("task", "heads", title="the task head"),
+    ParameterGroup("mlm", "heads", title="the MLM head"),
+    ParameterGroup("embedding", "heads", title="the embedding head"),
+)
+"""The groups of the heads that every encoder can have."""
 
 
 class MlmDecoder(nnx.Module):

@@ -1,7 +1,5 @@
 """The model of the encoders that share BERT's post-LayerNorm layers."""
 
-from collections.abc import Mapping
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -9,13 +7,14 @@ from bert_jax.model.architecture import PostNormArchitecture
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.heads import MlmHead, Pooler, TaskHead
-from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.post_norm import PostNormEncoder, post_norm_limit
 from bert_jax.model.section import Execution, HeadsSection
 
 
 class PostNormModel(EncoderModel):
     """The post-LayerNorm encoder with a pooler, the MLM head and a task head."""
+
+    limit = staticmethod(post_norm_limit)
 
     def __init__(
         self, *, architecture: PostNormArchitecture, execution: Execution, heads: HeadsSection
@@ -32,17 +31,6 @@ class PostNormModel(EncoderModel):
             own = heads.task_dropout
             self.task_dropout = architecture.hidden_dropout_prob if own is None else own
         self.task_reads_pooler = heads.task in architecture.pooled_heads
-
-    @staticmethod
-    def limit(
-        part: Part,
-        execution: Execution,
-        architecture: PostNormArchitecture,
-        parts: Mapping[str, int],
-        longest: int,
-    ) -> Limit | None:
-        """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
-        return post_norm_limit(part, execution, architecture, parts, longest)
 
     def pooled(
         self, cls_BED: Float[Array, "batch examples hidden"]

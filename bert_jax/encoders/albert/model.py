@@ -3,7 +3,7 @@
 from jaxtyping import Array, Float
 
 from bert_jax.encoders.albert.section import AlbertArchitecture
-from bert_jax.model.heads import EMBEDDING_GROUP, NextSentenceHead
+from bert_jax.model.heads import HEAD_GROUPS, NextSentenceHead
 from bert_jax.model.post_norm import POST_NORM_GROUPS
 from bert_jax.model.post_norm_model import PostNormModel
 from bert_jax.model.section import Execution, HeadsSection
@@ -22,9 +22,7 @@ class Albert(PostNormModel):
             *POST_NORM_GROUPS,
             ParameterGroup("pooler", "pooler", title="the pooler"),
             ParameterGroup("next_sentence", "heads", title="the sentence-order head"),
-            ParameterGroup("task", "heads", title="the task head"),
-            ParameterGroup("mlm", "heads", title="the MLM head"),
-            EMBEDDING_GROUP,
+            *HEAD_GROUPS,
         )
     )
 

@@ -5,7 +5,7 @@ from jaxtyping import Array, Float
 
 from bert_jax.encoders.distilbert.section import DistilBertArchitecture
 from bert_jax.model.dropout import dropout
-from bert_jax.model.heads import EMBEDDING_GROUP, Pooler
+from bert_jax.model.heads import HEAD_GROUPS, Pooler
 from bert_jax.model.post_norm import POST_NORM_GROUPS
 from bert_jax.model.post_norm_model import PostNormModel
 from bert_jax.model.section import Execution, HeadsSection
@@ -22,9 +22,7 @@ class DistilBert(PostNormModel):
         (
             *POST_NORM_GROUPS,
             ParameterGroup("classifier", "heads", title="the classifier's dense layer"),
-            ParameterGroup("task", "heads", title="the task head"),
-            ParameterGroup("mlm", "heads", title="the MLM head"),
-            EMBEDDING_GROUP,
+            *HEAD_GROUPS,
         )
     )
 

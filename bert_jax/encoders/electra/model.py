@@ -4,7 +4,7 @@ from jaxtyping import Array, Float
 
 from bert_jax.encoders.electra.section import ElectraArchitecture
 from bert_jax.model.dropout import dropout
-from bert_jax.model.heads import EMBEDDING_GROUP, Pooler, ReplacedTokenHead
+from bert_jax.model.heads import HEAD_GROUPS, Pooler, ReplacedTokenHead
 from bert_jax.model.layers import ACTIVATIONS, subkey
 from bert_jax.model.post_norm import POST_NORM_GROUPS
 from bert_jax.model.post_norm_model import PostNormModel
@@ -27,9 +27,7 @@ class Electra(PostNormModel):
             *POST_NORM_GROUPS,
             ParameterGroup("replaced_tokens", "heads", title="the replaced-token head"),
             ParameterGroup("classifier", "heads", title="the classifier's dense layer"),
-            ParameterGroup("task", "heads", title="the task head"),
-            ParameterGroup("mlm", "heads", title="the MLM head"),
-            EMBEDDING_GROUP,
+            *HEAD_GROUPS,
         )
     )
 

@@ -14,7 +14,7 @@ from bert_jax.kernels.pallas_call import LANES
 from bert_jax.kernels.rotary_attention_tiles import WIDEST_WINDOW
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.heads import EMBEDDING_GROUP, MlmDecoder, TaskHead
+from bert_jax.model.heads import HEAD_GROUPS, MlmDecoder, TaskHead
 from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
 from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm
 from bert_jax.model.section import Execution, HeadsSection
@@ -62,9 +62,7 @@ class ModernBert(EncoderModel):
             ),
             ParameterGroup("encoder/last_norm", "layers", first_layer=-1),
             ParameterGroup("head", "pooler", title="the prediction head"),
-            ParameterGroup("task", "heads", title="the task head"),
-            ParameterGroup("mlm", "heads", title="the MLM head"),
-            EMBEDDING_GROUP,
+            *HEAD_GROUPS,
         )
     )
 

@@ -4,7 +4,7 @@ from jaxtyping import Array, Float
 
 from bert_jax.encoders.roberta.section import RobertaArchitecture
 from bert_jax.model.dropout import dropout
-from bert_jax.model.heads import EMBEDDING_GROUP, Pooler
+from bert_jax.model.heads import HEAD_GROUPS, Pooler
 from bert_jax.model.layers import subkey
 from bert_jax.model.post_norm import POST_NORM_GROUPS
 from bert_jax.model.post_norm_model import PostNormModel
@@ -24,9 +24,7 @@ class Roberta(PostNormModel):
             *POST_NORM_GROUPS,
             ParameterGroup("pooler", "pooler", title="the pooler"),
             ParameterGroup("classifier", "heads", title="the classifier's dense layer"),
-            ParameterGroup("task", "heads", title="the task head"),
-            ParameterGroup("mlm", "heads", title="the MLM head"),
-            EMBEDDING_GROUP,
+            *HEAD_GROUPS,
         )
     )
 
