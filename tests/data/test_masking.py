@@ -15,6 +15,7 @@ from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.text.vocabulary import SpecialIds
+from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.data.distributions import same_distribution
 from tests.data.reference_masking import reference_masks
 from tests.project import refuses
@@ -199,6 +200,19 @@ def test_a_row_depends_only_on_its_random_stream(unit):
         np.testing.assert_array_equal(value, again(example, stream(5, "mask", 0, 3))[name])
     other = make(example, stream(5, "mask", 1, 3))["masked_lm_positions"]
     assert (other != make(example, stream(5, "mask", 0, 3))["masked_lm_positions"]).any()
+
+
+def test_rows_for_a_tokenizer_start_at_the_first_rate_and_have_the_pair_arrays_if_asked():
+    masking = MaskingSection(rate=0.4, final_rate=0.1)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{at}" for at in range(95))]
+    tokenizer = WordPieceTokenizer(pieces, lower_case=True)
+    for pairs in (False, True):
+        rows = MaskingTransform.from_tokenizer(
+            tokenizer, seq_length=128, masking=masking, pairs=pairs
+        )
+        row = rows(make_example(list(range(5, 55)), list(range(5, 52))), stream(1, "test"))
+        assert ("cls_positions" in row, "next_sentence_labels" in row) == (pairs, pairs)
+        assert row["masked_lm_weights"].sum() == pytest.approx(0.4 * 100, abs=2)
 
 
 def test_every_setting_of_rows_changes_the_fingerprint():

@@ -137,7 +137,7 @@ def row_maker(max_examples: int, pairs: bool) -> MaskingTransform:
     masking = MaskingSection()
     predictions = masking.predictions(SEQ_LENGTH)
     masker = TokenMasker(masking, predictions, SPECIAL, 250, np.zeros(250, bool))
-    return MaskingTransform(SEQ_LENGTH, masker, max_examples, pairs)
+    return MaskingTransform(SEQ_LENGTH, masker, max_examples=max_examples, pairs=pairs)
 
 
 def unpacked_batch(*, pairs: bool = True) -> Batch:

@@ -92,6 +92,7 @@ class MaskingTransform:
 
     seq_length: int  # L, tokens in a row
     masker: TokenMasker  # masks each example independently of the others in its row
+    _: dataclasses.KW_ONLY
     max_examples: int = 1  # E, maximum number of examples in a row; if above 1, rows are packed
     progress: float = 0.0  # share of the run's steps before these rows
     pairs: bool = True  # whether rows have the arrays of a pair task
@@ -112,7 +113,7 @@ class MaskingTransform:
         """
         predictions = masking.predictions(seq_length)
         masker = TokenMasker.from_tokenizer(tokenizer, masking=masking, max_predictions=predictions)
-        return cls(seq_length, masker, max_examples, pairs)
+        return cls(seq_length, masker, max_examples=max_examples, pairs=pairs)
 
     @property
     def max_predictions(self) -> int:
