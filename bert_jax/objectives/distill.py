@@ -35,6 +35,7 @@ class DistillObjectiveSection(ObjectiveSection):
 
     heads = HeadsSection(pooler=False, next_sentence=False)
     pairings = ("full_sentences", "doc_sentences", "nsp", "sop")
+    has_second_model = True
 
     kind: Literal["distill"] = "distill"
     masking: MaskingSection = MaskingSection()

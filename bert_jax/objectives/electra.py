@@ -56,8 +56,8 @@ class GeneratorSection(Section):
                 found=sizes["num_attention_heads"],
                 width=sizes["hidden_size"],
             )
-        width = {"embedding_size": model.embedding_width}
-        return model.model_copy(update={**sizes, "num_hidden_layers": depth, **width})
+        width = model.embedding_width
+        return model.with_changes({**sizes, "num_hidden_layers": depth, "embedding_size": width})
 
 
 class ElectraObjectiveSection(ObjectiveSection):
@@ -70,6 +70,7 @@ class ElectraObjectiveSection(ObjectiveSection):
 
     heads = HeadsSection(pooler=False, mlm=False, next_sentence=False, replaced_tokens=True)
     pairings = ("full_sentences", "doc_sentences", "nsp", "sop")
+    has_second_model = True
 
     kind: Literal["electra"] = "electra"
     masking: MaskingSection = ELECTRA_MASKING

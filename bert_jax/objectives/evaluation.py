@@ -47,7 +47,8 @@ def evaluate_objective(
     imported run is evaluated without a dataset, or an example has more tokens than the model has
     positions.
     """
-    objective_of(run)  # refuses a model without the heads before its parameters are read
+    # Refuses a model without the heads before its parameters are read.
+    define = _own_or_with_generator(objective_of(run))
     phase, rows, cache = None, BATCH_SIZE, CacheSection()
     if run.has("train"):
         section = run.section("train", TrainSection, verb="evaluate")
@@ -61,7 +62,7 @@ def evaluate_objective(
             place="--dataset",
             run=run.directory,
         )
-    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh), define=_trained_model)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh), define=define)
     run = run.of_phase(loaded.architecture, causal=loaded.heads.causal)
     task = objective_of(run, phase=loaded.phase)
     if run.has("loader"):
@@ -101,10 +102,11 @@ def evaluate_objective(
     return Evaluation(loaded.step, path, split, len(source.dataset), scores)
 
 
-def _trained_model(run: Run) -> ModelDefinition:
-    """Returns the run's own model, or the model with a generator if its objective has one."""
-    model = define_model(objective_of(run).build)
-    return model if GENERATOR in model.params else own_model(run)
+def _own_or_with_generator(task: Task) -> Callable[[Run], ModelDefinition]:
+    """Returns `own_model`, or if the model of `task` has a generator, the function for it."""
+    if GENERATOR not in define_model(task.build).params:
+        return own_model
+    return lambda run: define_model(objective_of(run).build)
 
 
 def _frozen(run: Run, task: Task, loaded: LoadedParams) -> FrozenParams:

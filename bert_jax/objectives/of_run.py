@@ -28,7 +28,7 @@ def objective_section(run: Run, *, phase: int = -1, verb: str = "evaluate") -> R
 
 
 def default_objective(run: Run, *, verb: str) -> Registered:
-    """Returns the objective of a run's phases that have none of their own.
+    """Returns the run's objective, which a phase has unless it sets its own.
 
     Raises UserError if the section is invalid.
     """

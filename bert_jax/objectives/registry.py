@@ -70,7 +70,7 @@ def read_objective(values: Any, *, source: str) -> Registered:
 
 def masking_of(section: Registered) -> MaskingSection | None:
     """Returns the masking of an objective, or None if it masks no tokens."""
-    return None if isinstance(section, CausalObjectiveSection) else section.masking
+    return getattr(section, "masking", None)
 
 
 def without_functions(section: Registered) -> Registered:

@@ -29,6 +29,8 @@ class ObjectiveSection(Section):
     """The heads that the objective trains. The model of a run has only these heads."""
     pairings: ClassVar[tuple[PairingKind, ...]]
     """The allowed pairing kinds of datasets."""
+    has_second_model: ClassVar[bool] = False
+    """Whether the objective needs a model beside the run's. All phases then have this objective."""
 
     if TYPE_CHECKING:  # a subclass has one kind
         kind: Any

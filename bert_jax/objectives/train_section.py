@@ -8,8 +8,6 @@ from typing import Self
 import pydantic
 
 from bert_jax.errors import SettingError
-from bert_jax.objectives.distill import DistillObjectiveSection
-from bert_jax.objectives.electra import ElectraObjectiveSection
 from bert_jax.objectives.registry import AnyObjectiveSection
 from bert_jax.train import sections
 
@@ -24,7 +22,7 @@ class PhaseSection(sections.PhaseSection):
 
     @pydantic.model_validator(mode="after")
     def _one_model(self) -> Self:
-        if isinstance(self.objective, DistillObjectiveSection | ElectraObjectiveSection):
+        if self.objective is not None and self.objective.has_second_model:
             raise SettingError(
                 "phases.second_model",
                 "found {found}, allowed only in the section objective",

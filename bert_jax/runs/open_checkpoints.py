@@ -105,10 +105,9 @@ def load_params(
     mesh = mesh or open_mesh()
 
     def read(checkpoints: Checkpointer) -> LoadedParams:
-        step, wrote = find_checkpoint(run, checkpoints, checkpoint)
+        step, wrote, phase = find_checkpoint(run, checkpoints, checkpoint)
         model = define(wrote)
         params = checkpoints.restore_params(abstract_params(model, mesh), step=step)
-        phase = checkpoints.progress(step).get("phase", -1)
         return LoadedParams(step, wrote.architecture, wrote.heads, model, params, mesh, phase)
 
     with doing(f"reading the parameters of {run.directory}"):
@@ -120,13 +119,23 @@ def run_of_checkpoint(run: Run, *, checkpoint: str) -> Run:
 
     The arguments are as for `load_params`. Raises UserError if there is no such checkpoint.
     """
-    return read_checkpoints(run.directory, lambda found: find_checkpoint(run, found, checkpoint)[1])
+    return read_checkpoints(
+        run.directory, lambda found: find_checkpoint(run, found, checkpoint).run
+    )
 
 
-def find_checkpoint(run: Run, checkpoints: Checkpointer, asked: str) -> tuple[int, Run]:
-    """Returns the step of a run's checkpoint, and the run with the model of its phase.
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint of a run."""
 
-    `asked` is as for `load_params`. Raises UserError if there is no such checkpoint.
+    step: int
+    run: Run  # with the model of the phase that wrote the checkpoint
+    phase: int  # number of that phase; −1 if it is unknown
+
+
+def find_checkpoint(run: Run, checkpoints: Checkpointer, asked: str) -> FoundCheckpoint:
+    """Finds a run's checkpoint. `asked` is as for `load_params`.
+
+    Raises UserError if there is no such checkpoint.
     """
     if asked == "auto":
         ranked = run.is_fine_tuned and checkpoints.on_disk.best() is not None
@@ -137,7 +146,8 @@ def find_checkpoint(run: Run, checkpoints: Checkpointer, asked: str) -> tuple[in
     pretrained = "phase" in progress and not run.is_fine_tuned
     causal = progress.get("causal", False) if pretrained else run.heads.causal
     architecture = run.architecture.with_changes(progress.get("architecture", {}))
-    return step, run.of_phase(architecture, causal=causal)
+    run = run.of_phase(architecture, causal=causal)
+    return FoundCheckpoint(step, run, progress.get("phase", -1))
 
 
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:

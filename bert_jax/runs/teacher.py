@@ -81,7 +81,7 @@ class Teacher:
             )
 
         def read(checkpoints: Checkpointer) -> Params:
-            step, _ = find_checkpoint(run, checkpoints, self.checkpoint)
+            step = find_checkpoint(run, checkpoints, self.checkpoint).step
             return checkpoints.restore_params(abstract, step=step)
 
         return read_checkpoints(self.directory, read)

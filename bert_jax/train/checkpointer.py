@@ -127,7 +127,8 @@ class Checkpointer:
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
         """Restores all but the parameters; the result has the parameters of `abstract`."""
-        saved = self._restore(_optimizer_item(abstract), step=step, item=OPTIMIZER)
+        path = self._whole(step, OPTIMIZER)
+        saved = self._files.read_arrays(path, _optimizer_item(abstract))
         healthy = jax.device_put(jnp.ones((), jnp.bool_), abstract.healthy.sharding)
         return TrainState(saved["step"], saved["rng"], abstract.params, saved["state"], healthy)
 
@@ -213,9 +214,6 @@ class Checkpointer:
     def _stop_if_failed(self) -> None:
         if self._failed is not None and self._section.on_error == "stop":
             raise self._failed
-
-    def _restore(self, wanted: Any, *, step: int, item: str) -> Any:
-        return self._files.read_arrays(self._whole(step, item), wanted)
 
     def _whole(self, step: int, item: str) -> epath.Path:
         """Returns an item's path; raises UserError if the item is missing or damaged."""
