@@ -79,21 +79,27 @@ def dense(ours: str, theirs: str, *, bias: bool = True) -> Rules:
     return (kernel, NameRule(f"{ours}/bias", f"{theirs}.bias")) if bias else (kernel,)
 
 
-_LAYERS: Final = "encoder/layers/"
+CONSTANTS: Final = {
+    "*embeddings.position_ids": "the constant 0, 1, 2, …, not a parameter",
+    "*embeddings.token_type_ids": "the constant 0, not a parameter",
+}
+"""Entries of `HfFormat.ignored` for tensors in files of older versions of transformers."""
+LAYERS: Final = "encoder/layers/"
+"""Where the stacked layers are among our parameters."""
 _LAYER: Final = "encoder.layer.{layer}."
 POST_NORM: Final = (
     *embedding("encoder/embeddings/word", "embeddings.word_embeddings"),
     *embedding("encoder/embeddings/position", "embeddings.position_embeddings"),
     *embedding("encoder/embeddings/type", "embeddings.token_type_embeddings"),
     *norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
-    *dense(f"{_LAYERS}attention/query", f"{_LAYER}attention.self.query"),
-    *dense(f"{_LAYERS}attention/key", f"{_LAYER}attention.self.key"),
-    *dense(f"{_LAYERS}attention/value", f"{_LAYER}attention.self.value"),
-    *dense(f"{_LAYERS}attention/output", f"{_LAYER}attention.output.dense"),
-    *norm(f"{_LAYERS}attention_norm", f"{_LAYER}attention.output.LayerNorm"),
-    *dense(f"{_LAYERS}intermediate", f"{_LAYER}intermediate.dense"),
-    *dense(f"{_LAYERS}output", f"{_LAYER}output.dense"),
-    *norm(f"{_LAYERS}output_norm", f"{_LAYER}output.LayerNorm"),
+    *dense(f"{LAYERS}attention/query", f"{_LAYER}attention.self.query"),
+    *dense(f"{LAYERS}attention/key", f"{_LAYER}attention.self.key"),
+    *dense(f"{LAYERS}attention/value", f"{_LAYER}attention.self.value"),
+    *dense(f"{LAYERS}attention/output", f"{_LAYER}attention.output.dense"),
+    *norm(f"{LAYERS}attention_norm", f"{_LAYER}attention.output.LayerNorm"),
+    *dense(f"{LAYERS}intermediate", f"{_LAYER}intermediate.dense"),
+    *dense(f"{LAYERS}output", f"{_LAYER}output.dense"),
+    *norm(f"{LAYERS}output_norm", f"{_LAYER}output.LayerNorm"),
     *dense("pooler/dense", "pooler.dense"),
 )
 """Rules of the encoders that share BERT's layers."""

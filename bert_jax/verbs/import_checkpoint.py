@@ -123,7 +123,7 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
     kind = kind_for(model.heads, encoder=model.architecture.kind)
     config = RunConfig.model_validate({"objective": {"kind": kind}})
     directory = model.files[0].parent
-    kind = {} if model.model_type is None else {"model_type": model.model_type}
+    model_type = {} if model.model_type is None else {"model_type": model.model_type}
     files = sorted([*model.files, *tokenizer_files(directory)])
     write_run(
         epath.Path(root),
@@ -136,7 +136,7 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
         origin={
             "imported_from": {
                 **record,
-                **kind,
+                **model_type,
                 "directory": str(directory),
                 "sha256": {
                     path.relative_to(directory).as_posix(): sha256_of(path) for path in files

@@ -8,6 +8,8 @@ import pydantic
 from bert_jax.encoders.albert.section import AlbertArchitecture
 from bert_jax.encoders.hf_format import (
     BARE,
+    CONSTANTS,
+    LAYERS,
     ClassHeads,
     HfConfig,
     HfFormat,
@@ -52,7 +54,6 @@ class AlbertConfig(AlbertArchitecture, HfConfig):
         return super().written(architecture, special) | width
 
 
-_LAYERS: Final = "encoder/layers/"
 _LAYER: Final = "encoder.albert_layer_groups.{layer}.albert_layers.0."
 
 FORMAT: Final = HfFormat(
@@ -75,14 +76,14 @@ FORMAT: Final = HfFormat(
         *embedding("encoder/embeddings/type", "embeddings.token_type_embeddings"),
         *norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
         *dense("encoder/embeddings/projection", "encoder.embedding_hidden_mapping_in"),
-        *dense(f"{_LAYERS}attention/query", f"{_LAYER}attention.query"),
-        *dense(f"{_LAYERS}attention/key", f"{_LAYER}attention.key"),
-        *dense(f"{_LAYERS}attention/value", f"{_LAYER}attention.value"),
-        *dense(f"{_LAYERS}attention/output", f"{_LAYER}attention.dense"),
-        *norm(f"{_LAYERS}attention_norm", f"{_LAYER}attention.LayerNorm"),
-        *dense(f"{_LAYERS}intermediate", f"{_LAYER}ffn"),
-        *dense(f"{_LAYERS}output", f"{_LAYER}ffn_output"),
-        *norm(f"{_LAYERS}output_norm", f"{_LAYER}full_layer_layer_norm"),
+        *dense(f"{LAYERS}attention/query", f"{_LAYER}attention.query"),
+        *dense(f"{LAYERS}attention/key", f"{_LAYER}attention.key"),
+        *dense(f"{LAYERS}attention/value", f"{_LAYER}attention.value"),
+        *dense(f"{LAYERS}attention/output", f"{_LAYER}attention.dense"),
+        *norm(f"{LAYERS}attention_norm", f"{_LAYER}attention.LayerNorm"),
+        *dense(f"{LAYERS}intermediate", f"{_LAYER}ffn"),
+        *dense(f"{LAYERS}output", f"{_LAYER}ffn_output"),
+        *norm(f"{LAYERS}output_norm", f"{_LAYER}full_layer_layer_norm"),
         *dense("pooler/dense", "pooler"),
     ),
     heads=(
@@ -102,8 +103,7 @@ FORMAT: Final = HfFormat(
         "predictions.decoder.bias": "mlm/bias",
     },
     ignored={
-        "*embeddings.position_ids": "the constant 0, 1, 2, …, not a parameter",
-        "*embeddings.token_type_ids": "the constant 0, not a parameter",
+        **CONSTANTS,
         "predictions.decoder.weight": "the embedding table again: the decoder is tied to it",
         "predictions.decoder.bias": "predictions.bias again",
     },

@@ -56,7 +56,7 @@ class AlbertArchitecture(FactorisedArchitecture):
 
     @property
     def projects_embeddings(self) -> bool:
-        """True: embeddings are projected even if their width is that of the layers."""
+        """True: ALBERT projects embeddings even if `embedding_size` equals `hidden_size`."""
         return True
 
     @pydantic.model_validator(mode="after")

@@ -5,6 +5,7 @@ from typing import Final, Literal
 from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.encoders.hf_format import (
     BARE,
+    CONSTANTS,
     POST_NORM,
     ClassHeads,
     HfConfig,
@@ -60,8 +61,7 @@ FORMAT: Final = HfFormat(
         "cls.predictions.decoder.bias": "mlm/bias",
     },
     ignored={
-        "*embeddings.position_ids": "the constant 0, 1, 2, …, not a parameter",
-        "*embeddings.token_type_ids": "the constant 0, not a parameter",
+        **CONSTANTS,
         "cls.predictions.decoder.weight": "the embedding table again: the decoder is tied to it",
         "cls.predictions.decoder.bias": "cls.predictions.bias again",
     },

@@ -7,6 +7,7 @@ import pydantic
 from bert_jax.encoders.distilbert.section import DistilBertArchitecture
 from bert_jax.encoders.hf_format import (
     BARE,
+    LAYERS,
     ClassHeads,
     HfConfig,
     HfFormat,
@@ -17,7 +18,6 @@ from bert_jax.encoders.hf_format import (
 )
 from bert_jax.text.vocabulary import SpecialIds
 
-_LAYERS: Final = "encoder/layers/"
 _LAYER: Final = "transformer.layer.{layer}."
 
 _KEYS: Final = {
@@ -68,14 +68,14 @@ FORMAT: Final = HfFormat(
         *embedding("encoder/embeddings/word", "embeddings.word_embeddings"),
         *embedding("encoder/embeddings/position", "embeddings.position_embeddings"),
         *norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
-        *dense(f"{_LAYERS}attention/query", f"{_LAYER}attention.q_lin"),
-        *dense(f"{_LAYERS}attention/key", f"{_LAYER}attention.k_lin"),
-        *dense(f"{_LAYERS}attention/value", f"{_LAYER}attention.v_lin"),
-        *dense(f"{_LAYERS}attention/output", f"{_LAYER}attention.out_lin"),
-        *norm(f"{_LAYERS}attention_norm", f"{_LAYER}sa_layer_norm"),
-        *dense(f"{_LAYERS}intermediate", f"{_LAYER}ffn.lin1"),
-        *dense(f"{_LAYERS}output", f"{_LAYER}ffn.lin2"),
-        *norm(f"{_LAYERS}output_norm", f"{_LAYER}output_layer_norm"),
+        *dense(f"{LAYERS}attention/query", f"{_LAYER}attention.q_lin"),
+        *dense(f"{LAYERS}attention/key", f"{_LAYER}attention.k_lin"),
+        *dense(f"{LAYERS}attention/value", f"{_LAYER}attention.v_lin"),
+        *dense(f"{LAYERS}attention/output", f"{_LAYER}attention.out_lin"),
+        *norm(f"{LAYERS}attention_norm", f"{_LAYER}sa_layer_norm"),
+        *dense(f"{LAYERS}intermediate", f"{_LAYER}ffn.lin1"),
+        *dense(f"{LAYERS}output", f"{_LAYER}ffn.lin2"),
+        *norm(f"{LAYERS}output_norm", f"{_LAYER}output_layer_norm"),
     ),
     heads=(
         *dense("mlm/transform", "vocab_transform"),

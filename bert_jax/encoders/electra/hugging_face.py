@@ -7,6 +7,7 @@ import pydantic
 from bert_jax.encoders.electra.section import ElectraArchitecture
 from bert_jax.encoders.hf_format import (
     BARE,
+    CONSTANTS,
     POST_NORM,
     ClassHeads,
     HfConfig,
@@ -75,8 +76,7 @@ FORMAT: Final = HfFormat(
     },
     tied={"generator_lm_head.weight": "encoder/embeddings/word"},
     ignored={
-        "*embeddings.position_ids": "the constant 0, 1, 2, …, not a parameter",
-        "*embeddings.token_type_ids": "the constant 0, not a parameter",
+        **CONSTANTS,
         "generator_lm_head.weight": "the embedding table again: the decoder is tied to it",
     },
 )

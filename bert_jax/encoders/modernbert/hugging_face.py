@@ -10,6 +10,7 @@ import pydantic
 
 from bert_jax.encoders.hf_format import (
     BARE,
+    LAYERS,
     ClassHeads,
     HfConfig,
     HfFormat,
@@ -23,7 +24,6 @@ from bert_jax.errors import SettingError
 from bert_jax.section import Section
 from bert_jax.text.vocabulary import SpecialIds
 
-_LAYERS: Final = "encoder/layers/"
 _LAYER: Final = "layers.{layer}."
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
@@ -147,14 +147,14 @@ FORMAT: Final = HfFormat(
         *embedding("encoder/word", "embeddings.tok_embeddings"),
         *norm("encoder/norm", "embeddings.norm", bias=False),
         *norm("encoder/attention_norms", f"{_LAYER}attn_norm", bias=False, first_layer=1),
-        *dense(f"{_LAYERS}query", f"{_LAYER}attn.Wqkv", bias=False),
-        *dense(f"{_LAYERS}key", f"{_LAYER}attn.Wqkv", bias=False),
-        *dense(f"{_LAYERS}value", f"{_LAYER}attn.Wqkv", bias=False),
-        *dense(f"{_LAYERS}output", f"{_LAYER}attn.Wo", bias=False),
-        *norm(f"{_LAYERS}ffn_norm", f"{_LAYER}mlp_norm", bias=False),
-        *dense(f"{_LAYERS}gate", f"{_LAYER}mlp.Wi", bias=False),
-        *dense(f"{_LAYERS}up", f"{_LAYER}mlp.Wi", bias=False),
-        *dense(f"{_LAYERS}down", f"{_LAYER}mlp.Wo", bias=False),
+        *dense(f"{LAYERS}query", f"{_LAYER}attn.Wqkv", bias=False),
+        *dense(f"{LAYERS}key", f"{_LAYER}attn.Wqkv", bias=False),
+        *dense(f"{LAYERS}value", f"{_LAYER}attn.Wqkv", bias=False),
+        *dense(f"{LAYERS}output", f"{_LAYER}attn.Wo", bias=False),
+        *norm(f"{LAYERS}ffn_norm", f"{_LAYER}mlp_norm", bias=False),
+        *dense(f"{LAYERS}gate", f"{_LAYER}mlp.Wi", bias=False),
+        *dense(f"{LAYERS}up", f"{_LAYER}mlp.Wi", bias=False),
+        *dense(f"{LAYERS}down", f"{_LAYER}mlp.Wo", bias=False),
         *norm("encoder/last_norm", "final_norm", bias=False),
     ),
     heads=(

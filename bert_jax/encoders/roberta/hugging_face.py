@@ -7,6 +7,7 @@ import pydantic
 
 from bert_jax.encoders.hf_format import (
     BARE,
+    CONSTANTS,
     POST_NORM,
     ClassHeads,
     HfConfig,
@@ -102,8 +103,7 @@ FORMAT: Final = HfFormat(
         "lm_head.decoder.bias": "mlm/bias",
     },
     ignored={
-        "*embeddings.position_ids": "the constant 0, 1, 2, …, not a parameter",
-        "*embeddings.token_type_ids": "the constant 0, not a parameter",
+        **CONSTANTS,
         "lm_head.decoder.weight": "the embedding table again: the decoder is tied to it",
         "lm_head.decoder.bias": "lm_head.bias again",
     },

@@ -1,10 +1,11 @@
-"""Compares the kernel of `geglu_project`, interpreted, with plain JAX.
+"""Compares the kernels of `gelu_project` and `geglu_project`, interpreted, with plain JAX.
 
 test_alone_compile.py compiles it for TPUs.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,42 +16,62 @@ from scipy.special import ndtr
 
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
-from bert_jax.model.elementwise import gelu_erf_and_slope
+from bert_jax.model.elementwise import gelu_erf_and_slope, gelu_tanh
 from bert_jax.model.geglu_project import geglu_project
+from bert_jax.model.gelu_project import gelu_project
 from bert_jax.model.layers import ACTIVATIONS, ParamUse, project
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import define_model
-from tests.support import relative_error
+from tests.model.parts import fresh_params, model_of
+from tests.support import loss_of, relative_error, small_batch, small_task
 
 USE = ParamUse(("mlp", "hidden"), "float32")
 
 
-def fused(gate: Any, up: Any, kernel: Any) -> Any:
-    return geglu_project(gate, up, kernel, use=USE)
+class Half(NamedTuple):
+    """The second half of an FFN: activation and product."""
+
+    fused: Callable[..., Any]
+    xla: Callable[..., Any]
+    has_bias: bool  # the second input is then a vector
 
 
-def xla(gate: Any, up: Any, kernel: Any) -> Any:
+def gelu(y: Any, bias: Any, kernel: Any) -> Any:
+    return project(gelu_tanh(y + bias.astype(y.dtype)), kernel, use=USE)
+
+
+def geglu(gate: Any, up: Any, kernel: Any) -> Any:
     return project(ACTIVATIONS["gelu_erf"](gate) * up, kernel, use=USE)
 
 
+GELU = Half(functools.partial(gelu_project, use=USE), gelu, has_bias=True)
+GEGLU = Half(functools.partial(geglu_project, use=USE), geglu, has_bias=False)
+both = pytest.mark.parametrize("half", [GELU, GEGLU], ids=["gelu", "geglu"])
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def fed(core: Any, gate: Any, up: Any, kernel: Any, weights: Any) -> Any:
+def fed(core: Any, first: Any, second: Any, kernel: Any, weights: Any) -> Any:
     """Returns the gradients of the weighted sum of the output, then the output."""
 
     def value(*arrays: Any) -> tuple[Any, Any]:
         out = core(*arrays)
         return (out * weights).astype(jnp.float32).sum(), out
 
-    return jax.grad(value, (0, 1, 2), has_aux=True)(gate, up, kernel)
+    return jax.grad(value, (0, 1, 2), has_aux=True)(first, second, kernel)
 
 
-def drawn(sizes: tuple[int, int], width: int, inner: int, dtype: Any = jnp.float32) -> list[Any]:
+def drawn(
+    half: Half, sizes: tuple[int, int], width: int, inner: int, dtype: Any = jnp.float32
+) -> list[Any]:
+    """Returns the two inputs of the activation, the matrix, and weights of the output."""
     rng = np.random.default_rng(0)
-    gate, up = (jnp.asarray(rng.standard_normal((*sizes, inner)), dtype) for _ in range(2))
+    first, second = (rng.standard_normal((*sizes, inner)) for _ in range(2))
     kernel = jnp.asarray(rng.standard_normal((inner, width)) / np.sqrt(inner), jnp.float32)
-    return [gate, up, kernel, jnp.asarray(rng.standard_normal((*sizes, width)), dtype)]
+    second = second[0, 0].astype(np.float32) if half.has_bias else second.astype(dtype)
+    weights = jnp.asarray(rng.standard_normal((*sizes, width)), dtype)
+    return [jnp.asarray(first, dtype), jnp.asarray(second), kernel, weights]
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -69,38 +90,44 @@ def test_gelu_and_its_slope_equal_the_exact_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "width", "inner"),
+    ("half", "sizes", "width", "inner"),
     [
-        ((2, 128), 128, 384),
-        ((3, 77), 256, 200),  # the last block is partly outside the matrix
-        ((1, 5), 128, 640),
-        ((5, 250), 128, 128),  # several blocks of rows, and padding
+        (GELU, (2, 128), 128, 512),
+        (GELU, (3, 77), 256, 384),
+        (GELU, (1, 5), 128, 128),
+        (GELU, (5, 250), 128, 1024),
+        (GEGLU, (2, 128), 128, 384),
+        (GEGLU, (3, 77), 256, 200),  # the last block is partly outside the matrix
+        (GEGLU, (1, 5), 128, 640),
+        (GEGLU, (5, 250), 128, 128),  # several blocks of rows, and padding
     ],
 )
-def test_it_equals_xla(sizes: tuple[int, int], width: int, inner: int) -> None:
-    arrays = drawn(sizes, width, inner)
-    assert_same(fed(fused, *arrays), fed(xla, *arrays))
+def test_it_equals_xla(half: Half, sizes: tuple[int, int], width: int, inner: int) -> None:
+    arrays = drawn(half, sizes, width, inner)
+    assert_same(fed(half.fused, *arrays), fed(half.xla, *arrays))
 
 
-def test_bfloat16_error_is_no_larger_than_xlas() -> None:
-    wide, narrow = (drawn((2, 128), 256, 512, dtype) for dtype in (jnp.float32, jnp.bfloat16))
-    expected = jax.tree.leaves(fed(xla, *wide))
+@both
+def test_bfloat16_error_is_no_larger_than_xlas(half: Half) -> None:
+    wide, narrow = (drawn(half, (2, 128), 256, 512, dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    expected = jax.tree.leaves(fed(half.xla, *wide))
     errors = [
         [
             relative_error(one.astype(jnp.float32), other)
             for one, other in zip(jax.tree.leaves(fed(core, *narrow)), expected, strict=True)
         ]
-        for core in (fused, xla)
+        for core in (half.fused, half.xla)
     ]
     assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
 
 
-def test_a_mesh_splits_rows_and_columns() -> None:
-    arrays = drawn((8, 16), 128, 512)
-    expected = fed(xla, *arrays)
+@both
+def test_a_mesh_splits_rows_and_columns(half: Half) -> None:
+    arrays = drawn(half, (8, 16), 128, 512)
+    expected = fed(half.xla, *arrays)
     for section in (MeshSection(data=8), MeshSection(data=2, fsdp=2, tensor=2)):
         with jax.set_mesh(make_mesh(section)):
-            assert_same(fed(fused, *arrays), expected)
+            assert_same(fed(half.fused, *arrays), expected)
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])
@@ -145,5 +172,34 @@ def test_modernberts_loss_and_gradients_equal_xlas(remat: str) -> None:
     found, gradients = loss_and_gradients(norm="fused", ffn="fused", remat=remat)
     expected, expected_gradients = loss_and_gradients(norm="xla", ffn="xla")
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
+    assert max(relative_error(*pair) for pair in pairs) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("part", "remat"), [("norm", "none"), ("ffn", "none"), ("ffn", "dots"), ("ffn", "full")]
+)
+def test_berts_loss_and_gradients_equal_xlas(part: str, remat: str) -> None:
+    batch = {name: jnp.asarray(array) for name, array in small_batch(rows=2).items()}
+    sizes: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    params = fresh_params(small_task(**sizes))
+
+    def loss_and_gradients(**execution: str) -> Any:
+        task = small_task(execution=execution, **sizes)
+
+        def loss(params: Any) -> Any:
+            model = model_of(task, params)
+            return loss_of(task, model, batch, dropout_key=jax.random.key(3))[0]
+
+        program = str(jax.make_jaxpr(jax.grad(loss))(params))
+        kernel = {"norm": "norm_backward", "ffn": "gelu_product"}[part]
+        assert (kernel in program) is (execution[part] == "fused")
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    found, gradients = loss_and_gradients(**{part: "fused", "remat": remat})
+    expected, expected_gradients = loss_and_gradients(**{part: "xla"})
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    for each in (gradients, expected_gradients):
+        each["encoder"]["layers"]["attention"]["key"].pop("bias")  # zero except for rounding
     pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
     assert max(relative_error(*pair) for pair in pairs) < 1e-5
