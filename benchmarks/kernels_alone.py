@@ -97,7 +97,7 @@ def lower_geglu_gradients(
 
 
 def lower_pre_norm(*, batch: int, length: int, width: int, dtype: DTypeLike) -> jax.stages.Lowered:
-    """Returns LayerNorm without a bias, with its gradients and those of a residual sum."""
+    """Returns LayerNorm without a bias, with its gradients and the gradient of a residual sum."""
 
     def both(x: Array, scale: Array, of_residual: Array) -> object:
         out = normalised(x, scale, None, eps=1e-5)

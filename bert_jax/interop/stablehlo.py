@@ -100,9 +100,9 @@ def default_outputs(parts: Collection[str]) -> list[str]:
     """Returns the outputs that are exported by default: usually all except `mlm_logits`.
 
     `parts` are the names of the model's modules, with "embedding" for a model of sentence
-    embeddings. `mlm_logits` has one number per token and
-    vocabulary piece, and needs a fifth of a base model's FLOPs. It is exported by default only if
-    the model has neither a next-sentence nor a task head, and no sentence embeddings.
+    embeddings. `mlm_logits` has one number per token and vocabulary piece, and needs a fifth of a
+    base model's FLOPs. It is exported by default only if the model has neither a next-sentence nor
+    a task head, and no sentence embeddings.
     """
     omitted = "mlm_logits" if {"next_sentence", "task", "embedding"} & set(parts) else ""
     return [name for name, each in OUTPUTS.items() if each.part in parts and name != omitted]

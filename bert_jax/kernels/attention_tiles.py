@@ -84,7 +84,7 @@ def padded_queries(queries: int, *, length: int) -> int:
 class Tile(NamedTuple):
     """A tile of queries."""
 
-    number: int | None  # place in the row; None if it is known only when the kernel runs
+    number: int | None  # place in the row, or None if only the kernel knows it, when it runs
     keys: int  # number of keys that the tile reads, from the first key of the row on
 
     @property

@@ -161,7 +161,7 @@ def _backward_chunk(
     """Adds a chunk's part to the gradients of queries, keys and values.
 
     `queries` are the rotated queries and their gradients, by tile. The gradients of queries so far,
-    [columns, queries], are carried; those of keys and values are in VMEM.
+    [columns, queries], are carried. The gradients of keys and values are in VMEM.
     """
     (q, g), (taken_off, g_of_head) = queries, of_pairs
     logs, keys, of_keys, of_values = written

@@ -220,7 +220,7 @@ class RotaryShape:
         """Returns the place of a query minus the place of a key in its chunk, [keys, queries].
 
         A query of a causal global layer sees a key if this is at least the place of the chunk. Call
-        it outside of loops. None if no score of this run depends on the order.
+        it outside of loops. Returns None if no score of this run depends on the order.
         """
         if not self.causal or self.window is not None:
             return None

@@ -1,7 +1,7 @@
 """LayerNorm next to a residual sum.
 
 `add_norm` is the end of each half of a post-LayerNorm layer: bias, dropout, residual sum and
-LayerNorm. `pre_norm` is the begin of each half of a pre-LayerNorm layer.
+LayerNorm. `pre_norm` is the start of each half of a pre-LayerNorm layer.
 
 With the fused kernels, the forward and the backward pass each read the residual sum once. XLA fuses
 bias, dropout and sum into the epilogue of the preceding product.

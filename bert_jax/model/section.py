@@ -46,10 +46,10 @@ class Execution(Section):
     """Dtype in which gradients are summed over devices."""
     attention: Implementation = "auto"
     """Implementation of attention. `xla`: plain JAX on any device. `fused`: a kernel on v4, v5e,
-    v5p and v6e. BERT's supports rows of up to 2,048 tokens for pairs of 64-column heads in
-    bfloat16, and of up to 512 tokens for most other heads; ModernBERT's, up to 8,192 tokens.
-    `auto`: `fused` in training if possible, otherwise
-    `xla`. `bert-jax doctor` shows the choice."""
+    v5p and v6e. BERT's kernel supports rows of up to 2,048 tokens for pairs of 64-column heads in
+    bfloat16, and of up to 512 tokens for most other heads. ModernBERT's kernel supports rows of up
+    to 8,192 tokens. `auto`: `fused` in training if possible, otherwise `xla`. `bert-jax doctor`
+    shows the choice."""
     norm: Implementation = "auto"
     """Implementation of LayerNorm in encoder layers. `xla`: plain JAX on any device. `fused`: a
     kernel for LayerNorm and a kernel for the gradients of LayerNorm and dropout, on v4, v5e, v5p
@@ -109,8 +109,8 @@ class PoolingSection(Section):
 class HeadsSection(Section):
     """The heads of the model, and which tokens they may learn from.
 
-    In pretraining, the objective determines these settings. None of them changes the encoder's
-    parameters.
+    In pretraining, the objective determines these settings. The encoder's parameters do not depend
+    on them.
     """
 
     pooler: bool = True
@@ -150,7 +150,7 @@ class HeadsSection(Section):
         return found
 
     def longest_text(self, positions: int) -> int:
-        """Returns the default limit of texts in tokens, for a model with so many positions."""
+        """Returns the default limit of texts in tokens, for a model with `positions` positions."""
         limit = None if self.embedding is None else self.embedding.max_length
         return min(positions, limit or DEFAULT_MAX_LENGTH)
 

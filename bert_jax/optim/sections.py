@@ -18,7 +18,7 @@ class ScheduleSegment(NamedTuple):
     steps: int
     peak: float  # highest learning rate
     warmup_steps: int
-    decay_steps: int | None = None  # number of last steps, which decay; None: decay from step 0 on
+    decay_steps: int | None = None  # number of last steps, which decay. Default: all steps
     shape: DecayShape = "linear"  # shape of the decay
 
     def describe(self) -> str:

@@ -144,8 +144,8 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
     label (arXiv 2006.04884, section 3). A run counts as failed if one of these is true on the first
     dev split:
 
-    1. All predictions are equal. In a regression: their standard deviation is less than `FLAT`
-       times that of the labels.
+    1. All predictions are equal. In a regression, the standard deviation of the predictions is less
+       than `FLAT` times the standard deviation of the labels.
     2. The score does not exceed the score of the best constant prediction: a frequent label or set
        of labels, the mean label (regression), "O" for every token (or the most frequent tag, if no
        tag is "O"), or "no answer" to every question.

@@ -131,7 +131,7 @@ def export(
 
 class _Written(NamedTuple):
     text: str  # step and heads
-    difference: float | None  # see `largest_difference`; None for a format without a reader
+    difference: float | None  # see `largest_difference`; some formats have no reader
 
 
 def _refuse_unknown_to(to: Format, run: Run) -> None:

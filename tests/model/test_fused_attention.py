@@ -135,7 +135,7 @@ def test_it_equals_xla(rows: int, length: int, heads: int, columns: int, rate: f
     ("length", "heads", "queries"),
     [
         (40, 2, None),
-        (300, 1, None),  # three tiles, each of which reads another number of keys
+        (300, 1, None),  # three tiles, which read different numbers of keys
         (200, 2, 20),
         pytest.param(1000, 2, None, marks=pytest.mark.chaos),
         pytest.param(1000, 1, 300, marks=pytest.mark.chaos),

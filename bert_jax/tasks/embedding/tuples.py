@@ -30,7 +30,7 @@ class TupleColumns(NamedTuple):
     """The columns of a table, by setting."""
 
     texts: Sequence[tuple[str, str]]  # (setting, column)
-    score: str | None  # column of the scores; None if they are not read
+    score: str | None  # column of the scores, if scores are read
     score_range: tuple[float, float]
     id: str | None
     score_needed: bool  # whether every row must have a score
