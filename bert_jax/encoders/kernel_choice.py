@@ -10,7 +10,7 @@ from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.kernel_limits import Part
 from bert_jax.model.layer_stack import default_unroll
 from bert_jax.model.section import Execution, Implementation
-from bert_jax.parallel.accelerators import takes_kernels
+from bert_jax.parallel.accelerators import takes_kernels, vmem_bytes
 from bert_jax.parallel.sharding_rules import axis_parts
 
 
@@ -39,7 +39,8 @@ def choose(
     if asked == "xla":
         return Choice("xla", f"set by {key}")
     parts = {axis: axis_parts(mesh, axis) for axis in ("heads", "mlp", "vocab")}
-    limit = model_type(architecture).limit(part, execution, architecture, parts, longest)
+    vmem = vmem_bytes(device)
+    limit = model_type(architecture).limit(part, execution, architecture, parts, longest, vmem)
     if limit is not None and asked == "fused":
         raise UserError(
             "model.fused_size",

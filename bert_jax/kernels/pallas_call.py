@@ -8,7 +8,7 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.parallel.accelerators import cores
+from bert_jax.parallel.accelerators import cores, vmem_bytes
 from bert_jax.parallel.sharding_rules import LogicalAxes, per_shard
 
 Array = jax.Array
@@ -41,6 +41,12 @@ def cores_of_device() -> int:
     """Returns the number of cores per device of the mesh."""
     device: Any = jax.sharding.get_abstract_mesh().abstract_device
     return 1 if device is None else cores(device)
+
+
+def vmem_of_device() -> int | None:
+    """Returns the bytes of VMEM per core of the mesh's devices, or None without such devices."""
+    device: Any = jax.sharding.get_abstract_mesh().abstract_device
+    return None if device is None else vmem_bytes(device)
 
 
 def launch(

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from bert_jax.kernels.attention import coded_segments
 from bert_jax.kernels.attention_tiles import padded
-from bert_jax.kernels.pallas_call import launch, on_each_device
+from bert_jax.kernels.pallas_call import launch, on_each_device, vmem_of_device
 from bert_jax.kernels.rotary_attention_kernels import backward_kernel, forward_kernel
-from bert_jax.kernels.rotary_attention_tiles import RotaryShape
+from bert_jax.kernels.rotary_attention_tiles import RotaryShape, is_small
 from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Array = jax.Array
@@ -136,6 +136,7 @@ def _run(
             length=length,
             heads=width // facts.columns,
             forward=forward,
+            is_small=is_small(vmem_of_device()),
             **facts._asdict(),
         )
         turns = (jnp.tile(each, (1, shape.group)) for each in (cosine, sine))

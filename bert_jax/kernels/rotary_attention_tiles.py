@@ -15,13 +15,15 @@ from jax.experimental.pallas import tpu as pltpu
 from bert_jax.kernels.attention_tiles import HIDDEN
 from bert_jax.kernels.pallas_call import LANES
 
-# Tokens from which on a row needs more VMEM than the compiler's default.
-_LONG: Final = 2048
-_VMEM: Final = 96 << 20  # bytes; v5e, v5p and v6e have more
+# Longer rows need more VMEM than the compiler's default.
+_LONG: Final = 1024
+_VMEM: Final = 96 << 20  # bytes that long rows may use; the compiler lowers it to the core's VMEM
+_SMALL: Final = 64 << 20  # bytes of VMEM on v5p
 # Scores of one head that are worked on at a time, forward and backward, and keys of a chunk. Larger
 # tiles of long rows keep the matrix units busier: backward at 8,192 tokens 876,000 cycles a row and
 # two heads on v5e, and not 1,113,000 with the numbers of short rows.
 _SCORES: Final = {False: (2**20, 9 * 2**16), True: (2**22, 2**21)}  # by whether a row is long
+_SCORES_OF_SMALL: Final = (2**21, 2**20)  # of long rows on v5p; v5e would take 6.7% longer
 _CHUNKS: Final = {False: 1024, True: 512}
 _BLOCK: Final = 1024  # queries of a block of local attention
 # Maximum queries of a tile, and keys of a chunk, in causal attention, by whether a row is long. A
@@ -29,6 +31,18 @@ _BLOCK: Final = 1024  # queries of a block of local attention
 _CAUSAL: Final = {False: (256, 256), True: (1024, 512)}
 
 
+def longest_row(vmem: int | None) -> int:
+    """Returns the maximum tokens of a row for the bytes of a core's VMEM, if they are known."""
+    return _LONG if vmem is not None and vmem < _SMALL else LONGEST
+
+
+def is_small(vmem: int | None) -> bool:
+    """Returns whether VMEM of so many bytes has no room for the largest tiles."""
+    return vmem is not None and vmem <= _SMALL
+
+
+LONGEST: Final = 8192
+"""Maximum tokens of a row where VMEM has room: on v5e, v5p and v6e, but not on v4."""
 WIDEST_WINDOW: Final = 2 * LANES
 """Largest window: the keys of a tile, except for the first and the last one, are inside the row."""
 
@@ -44,6 +58,7 @@ class RotaryShape:
     window: int | None  # tokens around a query whose keys it sees; None: all
     causal: bool  # whether a query sees no later key
     forward: bool  # else backward
+    is_small: bool  # whether a core's VMEM has no room for the largest tiles
 
     @property
     def is_long(self) -> bool:
@@ -119,7 +134,8 @@ class RotaryShape:
 
     @property
     def _scores(self) -> int:
-        return _SCORES[self.is_long][0 if self.forward else 1]
+        scores = _SCORES_OF_SMALL if self.is_long and self.is_small else _SCORES[self.is_long]
+        return scores[0 if self.forward else 1]
 
     @property
     def vmem(self) -> int | None:

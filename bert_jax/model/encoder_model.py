@@ -92,7 +92,12 @@ class EncoderModel(nnx.Module):
     @staticmethod
     @abc.abstractmethod
     def limit(
-        part: Part, execution: Execution, architecture: Any, parts: Mapping[str, int], longest: int
+        part: Part,
+        execution: Execution,
+        architecture: Any,
+        parts: Mapping[str, int],
+        longest: int,
+        vmem: int | None,
     ) -> Limit | None:
         """Returns why the kernel of a part cannot run, or None if it can.
 
@@ -102,6 +107,7 @@ class EncoderModel(nnx.Module):
             architecture: sizes of the model.
             parts: number of devices over which the logical axes heads, mlp and vocab are split.
             longest: length of the longest rows in tokens.
+            vmem: bytes of VMEM of a core, or None if the device is not known or has none.
         """
 
     def hidden(

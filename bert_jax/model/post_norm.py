@@ -266,8 +266,10 @@ def post_norm_limit(
     architecture: PostNormArchitecture,
     parts: Mapping[str, int],
     longest: int,
+    vmem: int | None,
 ) -> Limit | None:
     """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
+    del vmem  # all supported rows fit
     width, itemsize = architecture.hidden_size, jnp.dtype(execution.dtype).itemsize
     if part == "norm":
         return norm_limit(architecture)

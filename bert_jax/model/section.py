@@ -48,8 +48,8 @@ class Execution(Section):
     """Implementation of attention. `xla`: plain JAX on any device. `fused`: a kernel on v4, v5e,
     v5p and v6e. BERT's kernel supports rows of up to 2,048 tokens for pairs of 64-column heads in
     bfloat16, and of up to 512 tokens for most other heads. ModernBERT's kernel supports rows of up
-    to 8,192 tokens. `auto`: `fused` in training if possible, otherwise `xla`. `bert-jax doctor`
-    shows the choice."""
+    to 8,192 tokens, on v4 up to 1,024. `auto`: `fused` in training if possible, otherwise `xla`.
+    `bert-jax doctor` shows the choice."""
     norm: Implementation = "auto"
     """Implementation of LayerNorm in encoder layers. `xla`: plain JAX on any device. `fused`: a
     kernel for LayerNorm and a kernel for the gradients of LayerNorm and dropout, on v4, v5e, v5p

@@ -25,6 +25,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+MIB: Final = 2**20
 GIB: Final = 2**30
 
 
@@ -61,6 +62,7 @@ class Accelerator:
     kernels: bool = False
     # Whether the vector unit lacks int32 multiplication, which then takes twenty operations
     composes_int32: bool = False
+    vmem_bytes: int | None = None  # bytes of a core's VMEM, where our kernels run
     hbm_bytes: int  # bytes of memory
     hbm_bandwidth: float  # bytes per second
     # Dense FLOP/s by dtype; a product and a sum are two operations
@@ -165,6 +167,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             composes_int32=True,
             kernels=True,
             megacore=True,
+            vmem_bytes=16 * MIB,
             hbm_bytes=32 * GIB,
             hbm_bandwidth=1200e9,
             peak_flops={"bfloat16": 275e12, "int8": 275e12},
@@ -187,6 +190,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             chips_of_one_host=8,
             runtime_version="v2-alpha-tpuv5-lite",
             kernels=True,
+            vmem_bytes=128 * MIB,
             hbm_bytes=16 * GIB,
             hbm_bandwidth=819e9,
             peak_flops={"bfloat16": 197e12, "int8": 393e12},
@@ -214,6 +218,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             runtime_version="v2-alpha-tpuv5",
             kernels=True,
             megacore=True,
+            vmem_bytes=64 * MIB,
             hbm_bytes=95 * GIB,
             hbm_bandwidth=2765e9,
             peak_flops={"bfloat16": 459e12, "int8": 918e12},
@@ -238,6 +243,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             chips_of_one_host=8,
             runtime_version="v2-alpha-tpuv6e",
             kernels=True,
+            vmem_bytes=128 * MIB,
             hbm_bytes=32 * GIB,
             hbm_bandwidth=1638e9,
             peak_flops={"bfloat16": 918e12, "int8": 1836e12},
@@ -303,6 +309,12 @@ def cores(device: Any) -> int:
     """Returns the number of a device's cores, which share the grid of a kernel."""
     found = accelerator_of(device)
     return 2 if found is not None and found.megacore else 1
+
+
+def vmem_bytes(device: Any) -> int | None:
+    """Returns the bytes of a core's VMEM, or None if our kernels do not run on the device."""
+    found = accelerator_of(device)
+    return None if found is None else found.vmem_bytes
 
 
 def composes_int32(device: Any) -> bool:

@@ -125,7 +125,7 @@ def _execution(architecture: EncoderArchitecture, student: Execution) -> Executi
     for part in get_args(Part):
         for heads in (1, architecture.num_attention_heads):
             parts = {"heads": heads, "mlp": 1, "vocab": 1}
-            if limit(part, student, architecture, parts, longest) is not None:
+            if limit(part, student, architecture, parts, longest, None) is not None:
                 changes[part] = "xla"
     # Only the backward pass of the FFN has a kernel.
     return student.model_copy(update={**changes, "ffn": "xla"})

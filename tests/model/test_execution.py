@@ -110,6 +110,21 @@ def test_modernberts_kernels_and_their_limits(
     assert caught.value.values["allowed"].startswith(allowed)
 
 
+def test_v4_has_no_room_for_long_rows_of_modernbert() -> None:
+    for kind, longest, name in (
+        ("TPU v4", 1024, "fused"),
+        ("TPU v4", 1025, "xla"),
+        ("TPU v5", 8192, "fused"),
+        ("TPU v6 lite", 8192, "fused"),
+        ("TPU v6 lite", 8193, "xla"),
+    ):
+        sizes = {"kind": kind, "longest": longest, "architecture": MODERNBERT}
+        assert chosen("attention", **sizes).name == name
+        assert chosen("ffn", **sizes).name == "fused"
+    with refuses("model.fused_size", found="rows of 8192 tokens", allowed="up to 1024"):
+        chosen("attention", "fused", kind="TPU v4", longest=8192, architecture=MODERNBERT)
+
+
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 2304), ("float32", 1920)])
 def test_the_widest_model_of_the_fused_loss(dtype: str, most: int) -> None:
     assert chosen("loss", dtype=dtype, hidden_size=most, vocab_size=30522).name == "fused"

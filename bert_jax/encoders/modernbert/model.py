@@ -11,7 +11,7 @@ from bert_jax.encoders.modernbert.encoder import ModernBertEncoder
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.kernels import geglu_gradients
 from bert_jax.kernels.pallas_call import LANES
-from bert_jax.kernels.rotary_attention_tiles import WIDEST_WINDOW
+from bert_jax.kernels.rotary_attention_tiles import WIDEST_WINDOW, longest_row
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.heads import HEAD_GROUPS, MlmDecoder, TaskHead
@@ -20,9 +20,8 @@ from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
-# Widths of a head, maximum tokens of a row, and windows in the kernel of rotary attention.
+# Widths of a head, and windows, in the kernel of rotary attention.
 HEAD_COLUMNS: Final = (64, 128)
-LONGEST: Final = 8192
 WINDOWS: Final = range(32, WIDEST_WINDOW + 1, 32)
 
 
@@ -89,6 +88,7 @@ class ModernBert(EncoderModel):
         architecture: ModernBertArchitecture,
         parts: Mapping[str, int],
         longest: int,
+        vmem: int | None,
     ) -> Limit | None:
         """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
         if part == "loss":
@@ -97,7 +97,9 @@ class ModernBert(EncoderModel):
             return norm_limit(architecture)
         if part == "ffn":
             return _ffn_limit(architecture, execution)
-        return _attention_limit(architecture, execution, parts=parts["heads"], longest=longest)
+        return _attention_limit(
+            architecture, execution, parts=parts["heads"], most=longest_row(vmem), longest=longest
+        )
 
     def decoder_input(self, hidden_BPD: Array) -> Array:
         """Returns the input of the MLM head, [B, P, D]."""
@@ -131,7 +133,12 @@ class ModernBert(EncoderModel):
 
 
 def _attention_limit(
-    architecture: ModernBertArchitecture, execution: Execution, *, parts: int, longest: int
+    architecture: ModernBertArchitecture,
+    execution: Execution,
+    *,
+    parts: int,
+    most: int,
+    longest: int,
 ) -> Limit | None:
     if architecture.attention_dropout:
         return Limit(f"attention_dropout: {architecture.attention_dropout}", "0")
@@ -139,8 +146,8 @@ def _attention_limit(
     if columns not in HEAD_COLUMNS or heads * columns % LANES or execution.dtype != "bfloat16":
         found = f"{heads} heads of {columns} columns on a device in {execution.dtype}"
         return Limit(found, "pairs of 64-column heads, or 128-column heads, in bfloat16")
-    if longest > LONGEST:
-        return Limit(f"rows of {longest} tokens", f"up to {LONGEST}")
+    if longest > most:
+        return Limit(f"rows of {longest} tokens", f"up to {most}")
     if architecture.window not in WINDOWS:
         allowed = f"multiples of {WINDOWS.step} up to {WIDEST_WINDOW}"
         return Limit(f"a window of {architecture.window} tokens", allowed)
