@@ -13,7 +13,9 @@ from bert_jax.kernels.gelu_product import gelu_product
 from bert_jax.kernels.norm import Dropped, norm_gradients, normalised, pre_norm_gradients
 from bert_jax.kernels.random_bits import column_factors, line_words, row_factors
 from bert_jax.kernels.rotary_attention import rotary_attention
-from bert_jax.model.elementwise import gelu_erf_and_slope, gelu_slope
+from bert_jax.model.architecture import Activation
+from bert_jax.model.elementwise import gelu_erf_and_slope
+from bert_jax.model.gelu_project import GELUS
 
 Array = jax.Array
 Triple = tuple[Array, Array, Array]
@@ -80,11 +82,16 @@ def lower_cross_entropy(
 
 
 def lower_gelu_product(
-    *, rows: int, width: int, inner: int, dtype: DTypeLike
+    *,
+    rows: int,
+    width: int,
+    inner: int,
+    dtype: DTypeLike,
+    activation: Activation = "gelu_tanh",
 ) -> jax.stages.Lowered:
     """Returns the gradient of GELU."""
     arrays = (shape(sizes, dtype) for sizes in ((rows, width), (inner, width), (rows, inner)))
-    return jax.jit(functools.partial(gelu_product, slope=gelu_slope)).lower(*arrays)
+    return jax.jit(functools.partial(gelu_product, slope=GELUS[activation].slope)).lower(*arrays)
 
 
 def lower_geglu_gradients(

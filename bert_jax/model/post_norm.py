@@ -16,7 +16,7 @@ from bert_jax.model.add_norm import add_norm
 from bert_jax.model.architecture import Activation, PostNormArchitecture
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.embeddings import Embeddings
-from bert_jax.model.gelu_project import gelu_project
+from bert_jax.model.gelu_project import GELUS, gelu_project
 from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
 from bert_jax.model.layer_stack import (
     REMAT,
@@ -88,8 +88,13 @@ class PostNormLayer(nnx.Module):
         """Returns the output of the FFN without its last bias, which `add_norm` adds."""
         if self.fused_ffn:
             y_BLF = constrain(self.intermediate.without_bias(x_BLD), "batch", "length", "mlp")
-            kernel = self.output.kernel[...]
-            return gelu_project(y_BLF, self.intermediate.bias[...], kernel, use=self.output.use)
+            return gelu_project(
+                y_BLF,
+                self.intermediate.bias[...],
+                self.output.kernel[...],
+                gelu=GELUS[self.activation],
+                use=self.output.use,
+            )
         inner_BLF = constrain(self.intermediate(x_BLD), "batch", "length", "mlp")
         # In bfloat16, used on accelerators, recomputing the activation is cheaper than reading it.
         again = jax.checkpoint if inner_BLF.dtype == jnp.bfloat16 else lambda function: function
@@ -283,8 +288,8 @@ def post_norm_limit(
         allowed = f"up to {most} with this model's heads and dtype"
         return Limit(f"rows of {longest} tokens", allowed)
     inner = architecture.intermediate_size // parts["mlp"]
-    if architecture.hidden_act != "gelu_tanh":
-        return Limit(f"hidden_act: {architecture.hidden_act}", "gelu_tanh")
+    if architecture.hidden_act not in GELUS:
+        return Limit(f"hidden_act: {architecture.hidden_act}", " or ".join(GELUS))
     if execution.dtype != "bfloat16":
         return Limit(f"dtype: {execution.dtype}", "bfloat16")
     if gelu_product.fits(inputs=inner, outputs=width):

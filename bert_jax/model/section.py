@@ -62,10 +62,10 @@ class Execution(Section):
     `xla`."""
     ffn: Implementation = "auto"
     """Implementation of the gradient of GELU in the FFN. `xla`: plain JAX on any device. `fused`: a
-    kernel that includes the preceding product, on v4, v5e, v5p and v6e, in bfloat16. BERT:
-    `hidden_act: gelu_tanh`, and `hidden_size` and each device's share of `intermediate_size` must
-    be multiples of 128. ModernBERT: `hidden_act: gelu_erf`, `mlp_dropout: 0`, and `hidden_size`
-    must be a multiple of 128. `auto`: `fused` in training if possible, otherwise `xla`."""
+    kernel that includes the preceding product, on v4, v5e, v5p and v6e, in bfloat16, for both forms
+    of GELU. `hidden_size` must be a multiple of 128. BERT: each device's share of
+    `intermediate_size` too. ModernBERT: `hidden_act: gelu_erf` and `mlp_dropout: 0`. `auto`:
+    `fused` in training if possible, otherwise `xla`."""
     remat: Remat = "none"
     """What the backward pass recomputes. `attention`: attention weights. `dots`: everything except
     products. `full`: whole layers."""

@@ -41,7 +41,8 @@ def layer(length: int, width: int, dtype: str) -> list[Program]:
     wanted.append(("pre_norm", tokens))
     if dtype == "bfloat16":
         rows = numbers | {"rows": 2 * length}
-        wanted.append(("gelu_product", rows | {"inner": 4 * width}))
+        for form in ("gelu_tanh", "gelu_erf"):
+            wanted.append(("gelu_product", rows | {"inner": 4 * width, "activation": form}))
         wanted.append(("geglu_gradients", rows | {"inner": 2 * width + 64}))
     return wanted
 

@@ -16,9 +16,10 @@ from scipy.special import ndtr
 
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
-from bert_jax.model.elementwise import gelu_erf_and_slope, gelu_tanh
+from bert_jax.model.architecture import Activation
+from bert_jax.model.elementwise import gelu_erf_and_slope
 from bert_jax.model.geglu_project import geglu_project
-from bert_jax.model.gelu_project import gelu_project
+from bert_jax.model.gelu_project import GELUS, gelu_project
 from bert_jax.model.layers import ACTIVATIONS, ParamUse, project
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.mesh import make_mesh
@@ -38,17 +39,22 @@ class Half(NamedTuple):
     has_bias: bool  # the second input is then a vector
 
 
-def gelu(y: Any, bias: Any, kernel: Any) -> Any:
-    return project(gelu_tanh(y + bias.astype(y.dtype)), kernel, use=USE)
+def gelu(y: Any, bias: Any, kernel: Any, *, name: Activation) -> Any:
+    return project(ACTIVATIONS[name](y + bias.astype(y.dtype)), kernel, use=USE)
+
+
+def gelu_half(name: Activation) -> Half:
+    fused = functools.partial(gelu_project, gelu=GELUS[name], use=USE)
+    return Half(fused, functools.partial(gelu, name=name), has_bias=True)
 
 
 def geglu(gate: Any, up: Any, kernel: Any) -> Any:
     return project(ACTIVATIONS["gelu_erf"](gate) * up, kernel, use=USE)
 
 
-GELU = Half(functools.partial(gelu_project, use=USE), gelu, has_bias=True)
+GELU, GELU_ERF = gelu_half("gelu_tanh"), gelu_half("gelu_erf")
 GEGLU = Half(functools.partial(geglu_project, use=USE), geglu, has_bias=False)
-both = pytest.mark.parametrize("half", [GELU, GEGLU], ids=["gelu", "geglu"])
+every = pytest.mark.parametrize("half", [GELU, GELU_ERF, GEGLU], ids=["tanh", "erf", "geglu"])
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -95,6 +101,7 @@ def test_gelu_and_its_slope_equal_the_exact_ones() -> None:
         (GELU, (2, 128), 128, 512),
         (GELU, (3, 77), 256, 384),
         (GELU, (1, 5), 128, 128),
+        (GELU_ERF, (3, 77), 256, 384),
         (GELU, (5, 250), 128, 1024),
         (GEGLU, (2, 128), 128, 384),
         (GEGLU, (3, 77), 256, 200),  # the last block is partly outside the matrix
@@ -107,7 +114,7 @@ def test_it_equals_xla(half: Half, sizes: tuple[int, int], width: int, inner: in
     assert_same(fed(half.fused, *arrays), fed(half.xla, *arrays))
 
 
-@both
+@every
 def test_bfloat16_error_is_no_larger_than_xlas(half: Half) -> None:
     wide, narrow = (drawn(half, (2, 128), 256, 512, dtype) for dtype in (jnp.float32, jnp.bfloat16))
     expected = jax.tree.leaves(fed(half.xla, *wide))
@@ -121,7 +128,7 @@ def test_bfloat16_error_is_no_larger_than_xlas(half: Half) -> None:
     assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
 
 
-@both
+@every
 def test_a_mesh_splits_rows_and_columns(half: Half) -> None:
     arrays = drawn(half, (8, 16), 128, 512)
     expected = fed(half.xla, *arrays)
