@@ -19,7 +19,7 @@ FlatAxes = tuple[tuple[tuple[str, ...], LogicalAxes], ...]  # hashable form of A
 
 NO_DECAY = ("bias", "scale")
 # Settings that determine only the schedule
-SCHEDULE = ("learning_rate", "warmup_steps", "decay_fraction", "decay")
+SCHEDULE = ("learning_rate", "warmup_steps", "warmup_start", "decay_fraction", "decay")
 
 AnySection = TypeVar("AnySection", bound=AdamSection)
 

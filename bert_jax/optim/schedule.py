@@ -13,11 +13,14 @@ import numpy as np
 
 from bert_jax.optim.sections import ScheduleSegment
 
-Schedule: TypeAlias = np.ndarray | jax.Array  # float32 [segments, 6], a `_Row` per segment
+Schedule: TypeAlias = np.ndarray | jax.Array  # float32 [segments, 7], a `_Row` per segment
 
 
 class _Row(NamedTuple):
-    """A segment of a schedule: a rise from 0 to the peak, a constant part, then a decay to 0."""
+    """A segment of a schedule: a rise from 0 to the peak, a constant part, then a decay to 0.
+
+    Steps count from the first step of the segment, except `begin`.
+    """
 
     warmup: float  # number of steps of the rise
     end: float  # steps until the decay ends; infinity for a constant rate after the rise
@@ -25,6 +28,7 @@ class _Row(NamedTuple):
     peak: float  # highest learning rate
     begin: float = 0.0  # first step of the segment, counted over the run
     root: float = 0.0  # 1 for the decay 1 − √p, 0 for the linear decay 1 − p
+    start: float = 0.0  # step at which the rise starts, at most 0
 
 
 def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
@@ -36,11 +40,12 @@ def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
     later = schedule[1:, _Row._fields.index("begin")]
     row = _Row(*jnp.moveaxis(schedule[(count[..., None] >= later).sum(-1)], -1, 0))
     step = jnp.minimum(count - row.begin, row.end)
-    risen = step / jnp.maximum(row.warmup, 1.0)
+    into = step - row.start
+    risen = into / jnp.maximum(row.warmup, 1.0)
     line = jnp.minimum((row.end - step) / row.fall, 1.0)
     passed = jnp.maximum(step - (row.end - row.fall), 0.0) / row.fall
     fallen = jnp.where(row.root > 0, 1.0 - jnp.sqrt(passed), line)
-    return row.peak * jnp.where(step < row.warmup, risen, fallen)
+    return row.peak * jnp.where(into < row.warmup, risen, fallen)
 
 
 def pretraining_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
@@ -51,7 +56,8 @@ def pretraining_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
 
     Otherwise the schedule is google-research/bert's (`optimization.py`). The decay runs from the
     peak at step 0 to 0 at the last step. Warm-up replaces the first steps of the decay, so the rate
-    never reaches the peak: its maximum is ``peak · (1 − warmup/steps)``.
+    never reaches the peak: its maximum is ``peak · (1 − warmup/steps)``. A negative `warmup_start`
+    is `start_warmup_step` in MLPerf's reference (mlcommons/training, `optimization.py`).
     """
     rows: list[_Row] = []
     begin = 0
@@ -65,6 +71,7 @@ def pretraining_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
                 peak=segment.peak,
                 begin=begin,
                 root=segment.shape == "1-sqrt",
+                start=segment.warmup_start,
             )
         )
         begin += segment.steps

@@ -20,17 +20,27 @@ class ScheduleSegment(NamedTuple):
     warmup_steps: int
     decay_steps: int | None = None  # number of last steps, which decay. Default: all steps
     shape: DecayShape = "linear"  # shape of the decay
+    warmup_start: int = 0  # step at which the warm-up starts, at most 0
+
+    @property
+    def rising_steps(self) -> int:
+        """Number of steps during which the rate rises."""
+        return max(self.warmup_steps + self.warmup_start, 0)
 
     def describe(self) -> str:
         """Returns the segment as text: ``"peak 0.001: warm-up 10, constant 70, linear decay 20"``.
 
         The numbers are steps.
         """
-        parts = {"warm-up": self.warmup_steps}
+        rising = self.rising_steps
+        parts = {"warm-up": rising}
+        if self.warmup_start:
+            first = self.peak * -self.warmup_start / max(self.warmup_steps, 1)
+            parts = {f"warm-up (from {first:.3g})": rising}
         if self.decay_steps is None:
-            parts[f"{self.shape} decay"] = self.steps - self.warmup_steps
+            parts[f"{self.shape} decay"] = self.steps - rising
         else:
-            parts["constant"] = self.steps - self.warmup_steps - self.decay_steps
+            parts["constant"] = self.steps - rising - self.decay_steps
             parts[f"{self.shape} decay"] = self.decay_steps
         shown = ", ".join(f"{name} {steps:,}" for name, steps in parts.items() if steps)
         return f"peak {self.peak:g}: {shown}"
@@ -66,6 +76,9 @@ class OptimizerSection(AdamSection):
     """Peak learning rate."""
     warmup_steps: int = pydantic.Field(default=0, ge=0)
     """Number of steps during which the rate rises linearly from 0."""
+    warmup_start: int = pydantic.Field(default=0, le=0)
+    """Step at which the run's first warm-up starts. If it is negative, the run starts inside the
+    warm-up, with a rate above 0. MLPerf's reference calls it `start_warmup_step`."""
     decay_fraction: float | None = pydantic.Field(default=None, ge=0, le=1)
     """Share of the steps, at the end of the schedule, during which the rate falls to 0. Between
     warm-up and decay the rate is constant (ModernBERT's trapezoid, arXiv 2412.13663, section 3.2).

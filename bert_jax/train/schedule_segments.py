@@ -24,7 +24,10 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
             steps.append(phase.steps)
         else:
             steps[-1] += phase.steps
-    return [_segment(*each, optimizer) for each in zip(starts, steps, strict=True)]
+    return [
+        _segment(*each, optimizer, warmup_start=0 if at else optimizer.warmup_start)
+        for at, each in enumerate(zip(starts, steps, strict=True))
+    ]
 
 
 def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
@@ -41,17 +44,21 @@ def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
             )
 
 
-def _segment(first: PhaseSection, steps: int, optimizer: OptimizerSection) -> ScheduleSegment:
+def _segment(
+    first: PhaseSection, steps: int, optimizer: OptimizerSection, *, warmup_start: int
+) -> ScheduleSegment:
     """Returns the segment that begins with a phase. Raises UserError like `schedule_segments`."""
     own = first.learning_rate is not None
     peak = first.learning_rate if own else optimizer.learning_rate
     warmup = (first.warmup_steps if own else optimizer.warmup_steps) or 0
-    if warmup > steps:
+    segment = ScheduleSegment(steps, peak or 0.0, warmup, warmup_start=warmup_start)
+    rising = segment.rising_steps
+    if rising > steps:
         raise UserError(
             "optimizer.warmup",
             "found {found}, allowed: at most {steps}, the steps of its schedule",
             place="optimizer.warmup_steps",
-            found=warmup,
+            found=rising,
             steps=steps,
         )
     share = optimizer.decay_fraction if first.decay_fraction is None else first.decay_fraction
@@ -63,7 +70,7 @@ def _segment(first: PhaseSection, steps: int, optimizer: OptimizerSection) -> Sc
             place="optimizer.decay",
             found=optimizer.decay,
         )
-    if warmup + (decay or 0) > steps:
+    if rising + (decay or 0) > steps:
         raise UserError(
             "optimizer.decay_fraction",
             "found {found}, which are {decay} steps after {warmup} steps of warm-up, but the "
@@ -71,10 +78,10 @@ def _segment(first: PhaseSection, steps: int, optimizer: OptimizerSection) -> Sc
             place="optimizer.decay_fraction",
             found=share,
             decay=decay,
-            warmup=warmup,
+            warmup=rising,
             steps=steps,
         )
-    return ScheduleSegment(steps, peak or 0.0, warmup, decay, optimizer.decay)
+    return segment._replace(decay_steps=decay, shape=optimizer.decay)
 
 
 def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:

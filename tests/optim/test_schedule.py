@@ -32,11 +32,11 @@ def rates_of(schedule: Schedule, steps: np.ndarray) -> jax.Array:
     return learning_rate(schedule, steps)
 
 
-def released_rate(step: int, *, peak: float, steps: int, warmup: int) -> float:
-    """Learning rate in `create_optimizer` of google-research/bert."""
+def released_rate(step: int, *, peak: float, steps: int, warmup: int, start: int = 0) -> float:
+    """Learning rate in `create_optimizer` of google-research/bert; with `start`, of MLPerf's."""
     decayed = peak * (1 - min(step, steps) / steps)
-    is_warmup = float(step < warmup)
-    warm = peak * step / warmup if warmup else 0.0
+    is_warmup = float(step - start < warmup)
+    warm = peak * (step - start) / warmup if warmup else 0.0
     return (1 - is_warmup) * decayed + is_warmup * warm
 
 
@@ -50,6 +50,31 @@ def test_every_rate_equals_the_releases(steps: int, warmup_share: float, peak: f
         released_rate(step, peak=peak, steps=steps, warmup=warmup) for step in range(steps + 3)
     ]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=peak * 1e-6)
+
+
+@pytest.mark.parametrize(("warmup", "start"), [(287, -76), (290, -100), (0, -700), (50, -60)])
+def test_a_run_can_start_inside_the_warm_up(warmup: int, start: int) -> None:
+    """Warm-ups of MLPerf's reference for batches of 8,192, 16,384 and 6,144 rows, and a past one."""
+    optimizer = OptimizerSection(learning_rate=2e-3, warmup_steps=warmup, warmup_start=start)
+    (segment,) = schedule_segments(phases({"steps": 300}), optimizer)
+    expected = [
+        released_rate(step, peak=2e-3, steps=300, warmup=warmup, start=start)
+        for step in range(LONGEST)
+    ]
+    found = rates_of(pretraining_schedule([segment]), np.arange(LONGEST))
+    np.testing.assert_allclose(found[:301], expected[:301], rtol=1e-5, atol=1e-9)
+
+
+def test_only_the_first_warm_up_starts_early() -> None:
+    section = phases({"steps": 10}, {"steps": 9, "learning_rate": 1e-3, "warmup_steps": 4})
+    optimizer = OptimizerSection(learning_rate=1e-3, warmup_steps=8, warmup_start=-4)
+    segments = schedule_segments(section, optimizer)
+    assert [each.describe() for each in segments] == [
+        "peak 0.001: warm-up (from 0.0005) 4, linear decay 6",
+        "peak 0.001: warm-up 4, linear decay 5",
+    ]
+    rates = np.asarray(rates_of(pretraining_schedule(segments), np.arange(LONGEST)))
+    np.testing.assert_allclose(rates[[0, 3, 10, 11]], [5e-4, 8.75e-4, 0.0, 2.5e-4], rtol=1e-6)
 
 
 def test_a_long_run_keeps_float32_precision() -> None:
