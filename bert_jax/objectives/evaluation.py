@@ -23,7 +23,8 @@ from bert_jax.runs.evaluation import Evaluation
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params, own_model, read_checkpoints
 from bert_jax.runs.run_directory import Run
 from bert_jax.task import GENERATOR, Task
-from bert_jax.train.evaluations import make_evaluation
+from bert_jax.train.compiled import abstract_batch
+from bert_jax.train.evaluations import Evaluator
 from bert_jax.train.frozen import FrozenParams, check_frozen, load_frozen
 from bert_jax.train.state import ModelDefinition, define_model
 
@@ -84,18 +85,20 @@ def evaluate_objective(
         max_predictions=phase and phase.max_predictions,
         evaluation=True,
     )
+    rows = -(-(batch_size or rows) // parts) * parts
     batches = functools.partial(
         evaluation_batches,
         source.dataset,
         features,
-        batch_size=-(-(batch_size or rows) // parts) * parts,
+        batch_size=rows,
         seed=run.seed,
         limit=None,
         share=share,
     )
     with jax.set_mesh(loaded.mesh):
         model = define_model(task.build)
-        score = make_evaluation(task, model, batches, loaded.mesh, shares=share.count)
+        batch = abstract_batch(features, loaded.mesh, rows=rows)
+        score = Evaluator(task, model, batches, loaded.mesh, batch=batch, shares=share.count)
         with doing(f"evaluating {len(source.dataset):,} examples"):
             params = {part: loaded.params[part] for part in model.params}
             scores = score(params, _frozen(run, task, loaded).params)

@@ -28,8 +28,9 @@ from bert_jax.parallel.mesh import process_share
 from bert_jax.section import under
 from bert_jax.task import Objective, RowTransform
 from bert_jax.text import Tokenizer
-from bert_jax.train.evaluations import make_evaluation
-from bert_jax.train.spec import Evaluate, Phase
+from bert_jax.train.compiled import abstract_batch
+from bert_jax.train.evaluations import Evaluator
+from bert_jax.train.spec import Phase
 from bert_jax.train.state import ModelDefinition, define_model
 from bert_jax.train.step import StepSpec
 
@@ -184,6 +185,8 @@ class OpenedPhase(NamedTuple):
     dataset: str  # path of the dataset
     training: str  # fingerprint of the training split
     validation: str | None  # fingerprint of the validation split, if there is one
+    evaluator: Evaluator | None  # None without evaluation
+    evaluated: int  # number of examples per evaluation
 
 
 class PhaseOpener(NamedTuple):
@@ -217,9 +220,23 @@ class PhaseOpener(NamedTuple):
         with under(key, PhaseSection):
             if VALIDATION in source.splits:
                 held_out = source_of(VALIDATION, key="dataset")
-            phase = self._phase(section, source, held_out, changes=changes, index=index)
+            phase, evaluator = self._phase(section, source, held_out, changes=changes, index=index)
         validation = None if held_out is None else held_out.dataset.fingerprint
-        return OpenedPhase(phase, section.dataset, source.dataset.fingerprint, validation)
+        total = 0 if held_out is None or evaluator is None else len(held_out.dataset)
+        return OpenedPhase(
+            phase,
+            section.dataset,
+            source.dataset.fingerprint,
+            validation,
+            evaluator,
+            min(total, self._limit or total),
+        )
+
+    @property
+    def _limit(self) -> int | None:
+        """The maximum number of examples per evaluation."""
+        evaluation = self.settings.train.evaluation
+        return None if evaluation is None else evaluation.examples
 
     def _phase(
         self,
@@ -229,7 +246,7 @@ class PhaseOpener(NamedTuple):
         *,
         changes: Mapping[str, float],
         index: int,
-    ) -> Phase:
+    ) -> tuple[Phase, Evaluator | None]:
         settings = self.settings
         objective = self.objective_for(index, self.architecture.with_changes(changes))
         model = define_model(objective.build)
@@ -240,10 +257,11 @@ class PhaseOpener(NamedTuple):
             max_examples=section.max_examples,
             evaluation=False,
         )
-        evaluation = settings.train.evaluation
-        limit = None if evaluation is None else evaluation.examples
+        evaluator = None
+        if settings.train.evaluation is not None and held_out is not None:
+            evaluator = self._evaluator(section, held_out, objective, model)
         found = "nothing" if held_out is None else held_out.dataset.fingerprint
-        return Phase(
+        phase = Phase(
             step=StepSpec(task=objective, model=model, optimizer=self.optimizer),
             steps=section.steps,
             batch_size=section.batch_size,
@@ -260,40 +278,40 @@ class PhaseOpener(NamedTuple):
             ),
             shapes=1 + len(section.batch_ramp),
             flops_per_row=objective.flops_per_row(features.batch([], [])),
-            evaluate=None
-            if evaluation is None
-            else self._evaluate(section, held_out, objective, model, limit),
-            validation=f"{limit or 'all'} examples of {found}",
+            evaluate=evaluator,
+            validation=f"{self._limit or 'all'} examples of {found}",
             architecture=changes,
             causal=settings.objective_of(index).heads.causal,
             watch=objective.watch(
                 unigram_entropy=source.unigram_entropy, total_steps=settings.train.total_steps
             ),
+            batch=abstract_batch(features, self.mesh, rows=section.batch_size),
+            compile_evaluation=evaluator and evaluator.compile,
         )
+        return phase, evaluator
 
-    def _evaluate(
+    def _evaluator(
         self,
         section: PhaseSection,
-        held_out: ExampleSource | None,
+        held_out: ExampleSource,
         objective: Objective,
         model: ModelDefinition,
-        limit: int | None,
-    ) -> Evaluate | None:
-        if held_out is None:
-            return None
-        share = process_share(self.mesh)
+    ) -> Evaluator:
+        share, rows = process_share(self.mesh), self.settings.train.evaluation_rows(section)
+        features = held_out.features(
+            objective,
+            seq_length=section.seq_length,
+            max_predictions=section.max_predictions,
+            evaluation=True,
+        )
         open_batches = functools.partial(
             evaluation_batches,
             held_out.dataset,
-            held_out.features(
-                objective,
-                seq_length=section.seq_length,
-                max_predictions=section.max_predictions,
-                evaluation=True,
-            ),
-            batch_size=self.settings.train.evaluation_rows(section),
+            features,
+            batch_size=rows,
             seed=self.settings.seed,
-            limit=limit,
+            limit=self._limit,
             share=share,
         )
-        return make_evaluation(objective, model, open_batches, self.mesh, shares=share.count)
+        batch = abstract_batch(features, self.mesh, rows=rows)
+        return Evaluator(objective, model, open_batches, self.mesh, batch=batch, shares=share.count)

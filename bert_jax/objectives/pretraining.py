@@ -11,10 +11,11 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, did_you_mean
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.narration import doing, narrator_of
+from bert_jax.objectives.mlperf import check_mlperf, open_mlperf_log
 from bert_jax.objectives.phases import OpenedPhase, PhaseOpener
 from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.resume_rules import DataFingerprints, check_resume
@@ -35,6 +36,7 @@ from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.frozen import FrozenParams, initial_params, load_frozen
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.schedule_segments import schedule_segments
+from bert_jax.train.sections import StopAtSection
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
 from bert_jax.train.state import DrawParams, abstract_params, define_model
 from bert_jax.train.trackers import require_trackers
@@ -83,6 +85,7 @@ def _prepare(
     """Opens devices and tokenizer, defines the model, and checks the settings against them."""
     section = settings.train
     require_trackers(section.trackers, key="train.trackers")
+    check_mlperf(settings)
     schedule = pretraining_schedule(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
     tokenizer = load_tokenizer(settings.tokenizer)
@@ -171,7 +174,10 @@ def _train_spec(
     console: Console,
 ) -> TrainSpec:
     settings, section, mesh = run.settings, run.settings.train, run.mesh
-    frozen = _load_frozen(opened, mesh)
+    frozen, evaluation = _load_frozen(opened, mesh), run.settings.train.evaluation
+    if evaluation is not None and evaluation.stop_at is not None:
+        with jax.set_mesh(mesh):
+            _check_stop(evaluation.stop_at, opened, frozen.params)
     write_config = functools.partial(
         write_run,
         settings=settings.config,
@@ -187,7 +193,9 @@ def _train_spec(
         phases=[found.phase for found in opened],
         intervals=Intervals(
             log_every=section.log_every,
-            evaluate_every=section.evaluation.every if section.evaluation else None,
+            evaluate_every=evaluation and evaluation.every,
+            evaluate_first=evaluation is not None and evaluation.at_start,
+            stop_at=evaluation and evaluation.stop_at,
             checkpoint_every=section.checkpoint.every,
             checksum_every=section.checksum_every,
             checkpoint_minutes=section.checkpoint.every_minutes,
@@ -209,7 +217,38 @@ def _train_spec(
         bad_steps=section.bad_steps,
         profile=section.profile,
         frozen=frozen,
+        milestones=section.mlperf
+        and open_mlperf_log(
+            root,
+            section.mlperf,
+            settings,
+            eval_samples=opened[0].evaluated,
+            say=narrator_of(console).say,
+        ),
     )
+
+
+def _check_stop(rule: StopAtSection, opened: Sequence[OpenedPhase], frozen: Params) -> None:
+    """Raises UserError if a phase has no evaluation, or its evaluation has no such score."""
+    for found in opened:
+        if found.evaluator is None:
+            raise UserError(
+                "evaluation.stop_at_no_split",
+                "{dataset} has no validation split, so no score can end the run. Remove this "
+                "setting.",
+                place="train.evaluation.stop_at",
+                dataset=found.dataset,
+            )
+        names = found.evaluator.score_names(frozen)
+        if rule.metric not in names:
+            raise UserError(
+                "evaluation.stop_at_metric",
+                'found "{found}", allowed: {allowed:or}{hint}',
+                place="train.evaluation.stop_at.metric",
+                found=rule.metric,
+                allowed=names,
+                hint=did_you_mean(rule.metric, names),
+            )
 
 
 def _load_frozen(opened: Sequence[OpenedPhase], mesh: Mesh) -> FrozenParams:

@@ -8,6 +8,7 @@ from typing import Self
 import pydantic
 
 from bert_jax.errors import SettingError
+from bert_jax.objectives.mlperf_section import MlperfSection
 from bert_jax.objectives.registry import AnyObjectiveSection
 from bert_jax.train import sections
 
@@ -39,3 +40,5 @@ class TrainSection(sections.TrainSection):
         min_length=1
     )
     """Consecutive phases, each with its own dataset, row length and batch size."""
+    mlperf: MlperfSection | None = None
+    """Writes the log of MLPerf Training's BERT benchmark, `mlperf.log`. null: no log."""

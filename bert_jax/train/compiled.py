@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.compiling import compiling, made_once
-from bert_jax.parallel.sharding_rules import replicated
-from bert_jax.task import Batch, Params, Task
+from bert_jax.parallel.sharding_rules import batch_sharding, replicated
+from bert_jax.task import Batch, Params, RowTransform, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 from bert_jax.train.step import (
     StepFigures,
@@ -30,6 +30,17 @@ BatchShape: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape)
 # By default, XLA splits the matmuls of weight gradients into one window per device, to overlap
 # communication and compute. On v5e, the windows take 50% more cycles than the unsplit matmuls.
 TPU_OPTIONS: Final = {"xla_tpu_enable_windowed_einsum_for_reduce_scatter": False}
+
+
+def abstract_batch(transform: RowTransform, mesh: Mesh, *, rows: int) -> Any:
+    """Returns the shapes, dtypes and shardings of a batch of `rows` rows, without reading data."""
+    # A batch without rows has the names, dtypes and other axes of the arrays.
+    return {
+        name: jax.ShapeDtypeStruct(
+            (rows, *array.shape[1:]), array.dtype, sharding=batch_sharding(mesh)
+        )
+        for name, array in transform.batch([], []).items()
+    }
 
 
 def lower_train_step(
@@ -89,7 +100,18 @@ class StepPrograms:
     ) -> tuple[TrainState, StepFigures]:
         """Runs the step; if the shapes of `batch` are new, compiles it first.
 
-        Raises RuntimeError if there are more batch shapes than `shapes` of the constructor.
+        Raises RuntimeError like `compile`.
+        """
+        program = self.compile(state, batch, schedule, frozen)
+        return program(state, batch, limits, schedule, frozen)
+
+    def compile(
+        self, state: TrainState, batch: Batch, schedule: Schedule, frozen: Params
+    ) -> jax.stages.Compiled:
+        """Returns the program for the shapes of `batch`; the first call for a shape compiles it.
+
+        The arguments may be arrays or ShapeDtypeStructs. Raises RuntimeError if there are more
+        batch shapes than `shapes` of the constructor.
         """
         shape = tuple((name, batch[name].shape) for name in sorted(batch))
         if shape not in self._programs:
@@ -102,7 +124,7 @@ class StepPrograms:
                     self._spec, state, batch, schedule, frozen, accumulation=self._accumulation
                 )
                 self._programs[shape] = lowered.compile()
-        return self._programs[shape](state, batch, limits, schedule, frozen)
+        return self._programs[shape]
 
 
 def describe_batch(batch: Batch) -> str:

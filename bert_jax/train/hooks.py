@@ -26,12 +26,12 @@ class Pause:
     due: DueActions
     score: SelectionScore | None = None  # score of this step's evaluation
     interrupted: bool = False  # whether a signal requires the run to save and end
-    out_of_patience: bool = False  # whether `Intervals.patience` ends the run
+    ended_early: bool = False  # whether evaluations end the run
 
     @property
     def ends_run(self) -> bool:
         """Whether the run ends early, after this step."""
-        return self.interrupted or self.out_of_patience
+        return self.interrupted or self.ended_early
 
 
 # Later hooks and the loop read what a hook changes in the pause.
@@ -54,13 +54,26 @@ def check_replicas(spec: TrainSpec, pause: Pause) -> None:
 
 
 def stop_early(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:
-    """Ends the run after several consecutive evaluations without a better score."""
-    pause.out_of_patience = tracker.out_of_patience
-    if pause.out_of_patience and not pause.due.end_phase:
+    """Ends the run if a score meets `stop_at`, or if several evaluations brought no better one."""
+    pause.ended_early = tracker.ended_early
+    if tracker.target_reached:
+        output.milestones.ended(pause.step, target_reached=True)
+        output.display.say(reached(spec, tracker))
+    elif pause.ended_early and not pause.due.end_phase:
         tries, metric = tracker.progress.without_better, spec.selection.metric
         output.display.say(
             f"stopped at step {pause.step}: {tries} evaluations without a better {metric}"
         )
+
+
+def reached(spec: TrainSpec, tracker: StepTracker) -> str:
+    """Returns the message of a run whose score meets `stop_at`."""
+    rule, progress = spec.intervals.stop_at, tracker.progress
+    assert rule is not None
+    limits = {"at least": rule.at_least, "at most": rule.at_most}
+    limit = next(f"{name} {value:g}" for name, value in limits.items() if value is not None)
+    score = progress.scores[rule.metric]
+    return f"stopped at step {progress.step}: {rule.metric} {score:.5g} is {limit}"
 
 
 def save(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:
@@ -82,7 +95,7 @@ def save(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) ->
     output.write_time(pause.step)
     if began:
         STOP.saved(pause.step, spec.checkpoints.wait)
-    if pause.interrupted and not pause.out_of_patience:
+    if pause.interrupted and not pause.ended_early:
         output.display.say(
             f"stopped at step {pause.step}, saved. Run the same command again to resume."
         )

@@ -13,10 +13,9 @@ from rich.console import Console
 
 from bert_jax.narration import doing
 from bert_jax.parallel.stop_signal import STOP
-from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.evaluations import Evaluations
 from bert_jax.train.goodput import Stopwatch
-from bert_jax.train.hooks import Hook, Pause, check_replicas, save, stop_early
+from bert_jax.train.hooks import Hook, Pause, check_replicas, reached, save, stop_early
 from bert_jax.train.output import PhaseReports, open_output
 from bert_jax.train.prefetch import prefetch_to_device
 from bert_jax.train.progress import StepTracker
@@ -72,13 +71,20 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
             runner.profile,
         ):
             STOP.saved(first, spec.checkpoints.wait)
+            if spec.milestones is not None:
+                runner.compile_ahead(spec.phases[tracker.progress.phase], state)
+            output.milestones.started()
             interrupted = evaluations.make_up(state.params)
+            if tracker.target_reached:
+                output.display.say(reached(spec, tracker))
             for phase in () if interrupted else tracker.remaining_phases():
                 state, interrupted = _run_phase(spec, phase, state, runner, hooks)
                 if interrupted:
                     break
         with watch.on("save"), doing("saving the last checkpoint"):
             spec.checkpoints.wait()
+        if not interrupted:
+            output.milestones.ended(tracker.progress.step, target_reached=tracker.target_reached)
         if tracker.progress.step > first:
             output.tell_time(step=tracker.progress.step, finished=not interrupted)
     finally:
@@ -106,9 +112,10 @@ def _run_steps(
     """Like `_run_phase`, but raises RollbackDue if a bad step requires a rollback."""
     tracker, output = runner.tracker, runner.output
     reports = PhaseReports(phase, phase.step.task, tracker, output)
-    step_fn = StepPrograms(phase.step, accumulation=phase.accumulation, shapes=phase.shapes)
+    step_fn = runner.programs(phase)
     first = tracker.first_batch()
     ahead = range(tracker.progress.step, tracker.last_step)
+    output.milestones.training(tracker.progress.step, until=tracker.next_evaluation)
     with phase.loader.batches(first_step=first, run=ahead, with_examples=spec.example_log) as rows:
         batches = prefetch_to_device(rows, spec.mesh, shares=spec.share.count, watch=output.watch)
         running: RunningStep | None = None
@@ -130,6 +137,8 @@ def _run_steps(
             for hook in hooks:
                 hook(pause)
             if due.end_phase or pause.ends_run:
-                return state, pause.interrupted and not pause.out_of_patience
+                return state, pause.interrupted and not pause.ended_early
+            if due.evaluate:
+                output.milestones.training(step, until=tracker.next_evaluation)
             reports.restart()
     return state, False

@@ -12,6 +12,7 @@ from bert_jax.train.example_log import ExampleLog
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.metrics import Meter
 from bert_jax.train.metrics_writer import GOODPUT, RunWriter, Writer
+from bert_jax.train.milestones import Milestones
 from bert_jax.train.prefetch import DeviceBatch
 from bert_jax.train.progress import StepTracker, TrainProgress
 from bert_jax.train.progress_display import ProgressDisplay
@@ -21,12 +22,13 @@ from bert_jax.train.time_account import describe_goodput
 
 
 class Output(NamedTuple):
-    """The destinations of a run's metrics, examples and messages."""
+    """The destinations of a run's metrics, examples, messages and milestones."""
 
     writer: Writer
     display: ProgressDisplay
     examples: ExampleLog
     watch: Stopwatch
+    milestones: Milestones
 
     def write_time(self, step: int, *, finished: bool = False) -> None:
         """Writes the account of time; `finished` is whether the run has ended."""
@@ -36,6 +38,7 @@ class Output(NamedTuple):
         """Writes all buffered metrics and examples to files. Call it before a checkpoint."""
         self.writer.flush()
         self.examples.flush()
+        self.milestones.flush()
 
     def rewind(self, step: int) -> None:
         """After a rollback to `step`, drops the metrics and examples of later steps."""
@@ -57,7 +60,8 @@ class Output(NamedTuple):
 
         Raises nothing, because an exception here would hide the error that ended the run.
         """
-        for close in (self.display.close, self.writer.close, self.examples.close):
+        parts = (self.display, self.writer, self.examples, self.milestones)
+        for close in [part.close for part in parts]:
             if (reason := refusal_of(close)) is not None:
                 self.display.say(reason, style="bold red")
 
@@ -85,7 +89,7 @@ def open_output(
             say=display.say,
             trackers=spec.trackers,
         )
-    return Output(writer, display, examples, watch)
+    return Output(writer, display, examples, watch, spec.milestones or Milestones())
 
 
 class PhaseReports:

@@ -37,7 +37,8 @@ class TrainProgress:
     without_better: int = 0  # number of evaluations since the best one
     history: StepHistory = dataclasses.field(default_factory=StepHistory)  # history of the phase
     comparison: str | None = None  # `SelectionScore.comparison` of the best score
-    unevaluated: bool = False  # whether a signal interrupted the evaluation of this step
+    unevaluated: bool = False  # whether the evaluation of this step is missing
+    scores: dict[str, float] = dataclasses.field(default_factory=dict)  # this step's, for `stop_at`
     frozen: dict[str, str] = dataclasses.field(default_factory=dict)  # hashes of frozen models
     # Settings of the architecture in which the phase of the last step differs from config.yaml
     architecture: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -70,7 +71,7 @@ class TrainProgress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the progress as plain JSON."""
-        optional = ("frozen", "architecture", "causal")
+        optional = ("frozen", "architecture", "causal", "scores")
         absent = {name for name in optional if not getattr(self, name)}
         return _PLAIN.dump_python(self, exclude=absent)
 
@@ -123,10 +124,33 @@ class StepTracker:
         patience = self._intervals.patience
         return patience is not None and self.progress.without_better >= patience
 
+    @property
+    def target_reached(self) -> bool:
+        """Whether this step's evaluation meets `stop_at`. Evaluations before training do not."""
+        rule, progress = self._intervals.stop_at, self.progress
+        return rule is not None and progress.step > 0 and rule.is_met(progress.scores)
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether evaluations end the run before its last step."""
+        return self.out_of_patience or self.target_reached
+
+    @property
+    def next_evaluation(self) -> int:
+        """The step of the next evaluation, or the last step of the run."""
+        step, every = self.progress.step, self._intervals.evaluate_every
+        return min(self.last_step, step + every - step % every) if every else self.last_step
+
+    def record_evaluation(self, scores: Mapping[str, float], score: SelectionScore) -> None:
+        """Records this step's scores and its selection score."""
+        self.progress.record_evaluation(score)
+        if (rule := self._intervals.stop_at) is not None:
+            self.progress.scores = {rule.metric: scores[rule.metric]}
+
     def remaining_phases(self) -> Iterator[Phase]:
         """Yields the phases that have steps left, and moves the progress to each."""
         for index in range(self.progress.phase, len(self._phases)):
-            if self.out_of_patience:
+            if self.ended_early:
                 return
             if index > self.progress.phase:
                 self.progress.start_phase(index)
@@ -181,6 +205,7 @@ class StepTracker:
         progress = self.progress
         progress.step += 1
         progress.phase_step += 1
+        progress.unevaluated, progress.scores = False, {}
         phase = self._phases[progress.phase]
         progress.architecture, progress.causal = {**phase.architecture}, phase.causal
         progress.position = phase.loader.position(progress.phase_step + self._batch_offset)

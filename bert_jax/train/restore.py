@@ -129,7 +129,8 @@ def restore_or_initialise(
         draw = functools.partial(draw_params, spec.first_step.model, seed=spec.seed)
         params = laid_out_as(spec.initial_params(abstract.params, draw), abstract.params)
         state = initialise(params, spec.first_step.optimizer, abstract, seed=spec.seed)
-        progress = TrainProgress(frozen={**spec.frozen.hashes})
+        progress = TrainProgress()
+        _begin(progress, spec)
     else:
         progress = _read_progress(spec, step)
         check_frozen(progress.frozen, spec.frozen.hashes, place=spec.run_dir)
@@ -163,8 +164,14 @@ def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
             step=step,
         )
     progress = TrainProgress.at(step, steps)
-    progress.frozen = {**spec.frozen.hashes}
+    _begin(progress, spec)
     return progress
+
+
+def _begin(progress: TrainProgress, spec: TrainSpec) -> None:
+    """Completes the progress of a run that has trained no step."""
+    progress.frozen = {**spec.frozen.hashes}
+    progress.unevaluated = spec.intervals.evaluate_first
 
 
 def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import pydantic
@@ -133,6 +134,39 @@ class PhaseSection(Section):
         return self.batch_size // self.accumulation
 
 
+class StopAtSection(Section):
+    """Score of an evaluation that ends the run, with a last checkpoint.
+
+    Set either `at_least` or `at_most`.
+    """
+
+    metric: str
+    """Name of the score, such as `mlm_accuracy` or `loss`."""
+    at_least: float | None = None
+    """Lowest score that ends the run."""
+    at_most: float | None = None
+    """Highest score that ends the run."""
+
+    @pydantic.model_validator(mode="after")
+    def _one_limit(self) -> StopAtSection:
+        if (self.at_least is None) == (self.at_most is None):
+            raise SettingError(
+                "evaluation.stop_at",
+                "found {found} of at_least and at_most, allowed: one of them",
+                place="at_least",
+                found="none" if self.at_least is None else "both",
+            )
+        return self
+
+    def is_met(self, scores: Mapping[str, float]) -> bool:
+        """Returns whether the scores of an evaluation end the run."""
+        if (score := scores.get(self.metric)) is None:
+            return False
+        if self.at_least is not None:
+            return score >= self.at_least
+        return self.at_most is not None and score <= self.at_most
+
+
 class EvaluationSection(Section):
     """Evaluation on the validation split during training."""
 
@@ -143,6 +177,11 @@ class EvaluationSection(Section):
     `accumulation`."""
     examples: int | None = pydantic.Field(default=None, ge=1)
     """Number of examples from the validation split. null: all."""
+    at_start: bool = False
+    """Whether to evaluate also before the first step of a new run."""
+    stop_at: StopAtSection | None = None
+    """Score that ends the run early. The evaluation before the first step does not count. null: the
+    run ends after its last step."""
 
 
 class CheckpointSection(Section):

@@ -17,10 +17,11 @@ from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.section import check_batch
 from bert_jax.parallel.sharding_rules import batch_parts
-from bert_jax.task import HostBatch, Params, Watch
+from bert_jax.task import Batch, HostBatch, Params, Watch
 from bert_jax.train import sections
 from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.frozen import NONE_FROZEN, FrozenParams
+from bert_jax.train.milestones import Milestones
 from bert_jax.train.state import DrawParams
 from bert_jax.train.step import StepSpec
 
@@ -77,6 +78,10 @@ class Phase:
     flops_per_row: float
     evaluate: Evaluate | None  # None without validation data
     watch: Watch | None  # source of warnings about the scores
+    # Shapes of a full batch; None if they are known only from the data
+    batch: Batch | None = None
+    # (parameters or their shapes, frozen parameters): compiles the evaluation
+    compile_evaluation: Callable[[Params, Params], object] | None = None
     validation: str = "dev"  # fingerprint of the validation data
     # Settings of the architecture that only this phase has; its checkpoints record them
     architecture: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -93,6 +98,8 @@ class Intervals:
     checkpoint_minutes: float | None = None  # a save is due after either interval
     checksum_every: int | None = None  # steps between comparisons of the state's replicas
     patience: int | None = None  # maximum consecutive evaluations without improvement
+    evaluate_first: bool = False  # whether to evaluate before the first step of a new run
+    stop_at: sections.StopAtSection | None = None  # score that ends the run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,6 +152,8 @@ class TrainSpec:
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     profile: sections.ProfileSection | None = None  # steps to trace
     frozen: FrozenParams = NONE_FROZEN  # parameters of the task's frozen models
+    # Set for a benchmark: the run then compiles before it reads the first batch
+    milestones: Milestones | None = None
 
     @property
     def first_step(self) -> StepSpec:

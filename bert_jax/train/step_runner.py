@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from bert_jax.errors import Diverged, UserError
 from bert_jax.parallel.sharding_rules import replicated
 from bert_jax.train.bad_steps import BadStep, BadStepGuard, rollback_or_stop
+from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.dump import write_dump
 from bert_jax.train.metrics import to_host
 from bert_jax.train.metrics_writer import read_metrics
@@ -17,8 +18,8 @@ from bert_jax.train.prefetch import DeviceBatch
 from bert_jax.train.profile import StepProfile
 from bert_jax.train.progress import StepTracker
 from bert_jax.train.restore import Rollback, RollbackLog, restore_or_initialise
-from bert_jax.train.spec import TrainSpec
-from bert_jax.train.state import TrainState, abstract_like
+from bert_jax.train.spec import Phase, TrainSpec
+from bert_jax.train.state import TrainState, abstract_like, abstract_params
 from bert_jax.train.step import HEALTHY, StepFigures, StepLimits, TrainStep
 from bert_jax.train.watchdog import Watchdog
 
@@ -57,10 +58,32 @@ class StepRunner:
         self.profile = StepProfile(spec.profile, spec.run_dir, say=output.display.say)
         self._spec, self._rollbacks = spec, rollbacks
         self._guard = BadStepGuard(spec.bad_steps)
+        self._phase: Phase | None = None  # phase of `_programs`
+        self._programs: StepPrograms
         everywhere = replicated(spec.mesh)
         self._schedule = jax.make_array_from_process_local_data(everywhere, spec.schedule)
         if rollbacks.entries and jax.process_index() == 0:
             self._complete_lines()
+
+    def programs(self, phase: Phase) -> StepPrograms:
+        """Returns the compiled steps of a phase, which are kept until the next phase."""
+        if self._phase is not phase:
+            self._phase = phase
+            self._programs = StepPrograms(
+                phase.step, accumulation=phase.accumulation, shapes=phase.shapes
+            )
+        return self._programs
+
+    def compile_ahead(self, phase: Phase, state: TrainState) -> None:
+        """Compiles the step and the evaluation of a phase before their first batches.
+
+        Call it under `jax.set_mesh`.
+        """
+        assert phase.batch is not None
+        frozen = self._spec.frozen.params
+        self.programs(phase).compile(state, phase.batch, self._schedule, frozen)
+        if phase.compile_evaluation is not None:
+            phase.compile_evaluation(abstract_params(phase.step.model, self._spec.mesh), frozen)
 
     def dispatch(
         self, step_fn: TrainStep, step: int, state: TrainState, batch: DeviceBatch

@@ -14,13 +14,13 @@ from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.objectives.registry import make_objective, without_functions
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import pretraining_schedule
-from bert_jax.parallel.sharding_rules import batch_sharding, check_divides
+from bert_jax.parallel.sharding_rules import check_divides
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.request import CannotPlan, CompileRequest
 from bert_jax.task import Objective
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.train.compiled import lower_evaluation_step, lower_train_step
+from bert_jax.train.compiled import abstract_batch, lower_evaluation_step, lower_train_step
 from bert_jax.train.frozen import abstract_frozen
 from bert_jax.train.schedule_segments import schedule_segments
 from bert_jax.train.spec import check_batches
@@ -70,13 +70,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     )
     size = request.batch_size or phase.batch_size
     rows = size if trains else request.train.evaluation_rows(phase)
-    # A batch without rows has the names, dtypes and other axes of the arrays.
-    batch: dict[str, Any] = {
-        name: jax.ShapeDtypeStruct(
-            (rows, *array.shape[1:]), array.dtype, sharding=batch_sharding(mesh)
-        )
-        for name, array in transform.batch([], []).items()
-    }
+    batch = abstract_batch(transform, mesh, rows=rows)
     with jax.set_mesh(mesh):
         if trains:
             spec = StepSpec(task=objective, model=model, optimizer=optimizer)
