@@ -94,6 +94,18 @@ def loaded(found: Pretrained) -> Bert:
     return bind(build, found.params)
 
 
+def test_a_checkpoint_of_mlperf_is_read_without_lambs_variables(tmp_path: Path) -> None:
+    """`LAMBOptimizer` of mlcommons/training makes these variables."""
+    variables = draw(pretraining_shapes(SMALL), seed=0)
+    slots = {f"{name}/LAMB{end}": v for name, v in variables.items() for end in ("", "_1")}
+    powers = {"beta1_power": np.float32(0.5), "beta2_power": np.float32(0.9)}
+    path = saved(tmp_path, variables | slots | powers, global_step=28252)
+    found = read_tf(path, tokenizer=wordpiece())
+    assert (found.moments, found.step) == (None, 28252)
+    path = written(tmp_path / "again", found)
+    assert_same_bytes(read_tf1(path), variables | {"global_step": np.asarray(28252, np.int64)})
+
+
 def test_round_trip_keeps_slots_and_step_byte_for_byte(tmp_path: Path) -> None:
     variables = with_slots(draw(pretraining_shapes(SMALL), seed=2))
     found = read_tf(saved(tmp_path, variables, global_step=900_000), tokenizer=wordpiece())

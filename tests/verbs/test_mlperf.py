@@ -1,6 +1,8 @@
 """The stop rule, and the log of MLPerf Training's BERT benchmark, read by MLPerf's own programs."""
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from mlperf_logging.package_checker.seed_checker import SeedChecker
 from mlperf_logging.rcp_checker import rcp_checker
 
+from bert_jax.config import load_config
 from bert_jax.text import load_wordpiece
 from bert_jax.train import compiled, evaluations
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.mlperf_log import MLPERF_LOG
 from tests.corpus import SPECIAL, WORDS
-from tests.project import MESH, invoke, ok, project_config, refused, write_config
+from tests.project import MESH, ROOT, invoke, ok, project_config, refused, write_config
 
 RULES = "5.0.0"  # the last rules with BERT
 BATCH, EVERY, STEPS = 8, 4, 24
@@ -41,16 +44,18 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = project_config(root)
     values["mesh"] = MESH
     values["examples"]["dupe_factor"] = 4
-    values["optimizer"] = {"name": "lamb", "learning_rate": 0.05, "bias_correction": True}
+    values["optimizer"] = {"name": "lamb", "learning_rate": 0.004, "bias_correction": True}
     values["optimizer"] |= {"warmup_steps": 6, "warmup_start": -2}
     records = root / "records"
-    phase = {"dataset": str(records), "steps": STEPS, "seq_length": 32, "batch_size": BATCH}
+    phase = {"dataset": f"{records}/*", "steps": STEPS, "seq_length": 32, "batch_size": BATCH}
     evaluation = {"every": EVERY, "examples": 24, "at_start": True}
     evaluation["stop_at"] = {"metric": "mlm_accuracy", "at_least": 0.72}
     mlperf = {"organization": "A lab", "platform": "cpu", "caches_cleared": True}
     values["train"] |= {"phases": [phase], "evaluation": evaluation, "mlperf": mlperf}
     path = write_config(root / "run.yaml", values)
     ok("examples", path, "--tfrecords", records)
+    for split, name in (("train", "part-00000-of-00001"), ("validation", "validation.eval_10k")):
+        next(records.glob(f"{split}.*")).rename(records / name)  # names of MLPerf's files
     return path
 
 
@@ -118,7 +123,7 @@ def test_the_log_has_the_true_values_and_moments(run: Path) -> None:
         "seed": 3,
         "global_batch_size": BATCH,
         "gradient_accumulation_steps": 1,
-        "opt_base_learning_rate": 0.05,
+        "opt_base_learning_rate": 0.004,
         "opt_learning_rate_training_steps": STEPS,
         "num_warmup_steps": 6,
         "start_warmup_step": -2,
@@ -246,3 +251,41 @@ def test_an_unknown_score_is_refused_before_training(config: Path, tmp_path: Pat
     refusal = refused("pretrain", config, f"run_dir={tmp_path / 'run'}", *more)
     assert refusal.key == "evaluation.stop_at_metric"
     assert "mlm_accuracy" in refusal.values["hint"]
+
+
+def presets() -> dict[int, list[str]]:
+    """Returns the overrides of the page by batch size."""
+    page = (ROOT / "docs" / "howto" / "mlperf.md").read_text()
+    rows = re.findall(r"^\| ([\d,]+) \| [\d,]+ \| (?:none|`(.*)`) \|$", page, re.MULTILINE)
+    return {int(batch.replace(",", "")): overrides.split() for batch, overrides in rows}
+
+
+def test_the_presets_equal_the_reference_convergence_points() -> None:
+    checker = rcp_checker.RCP_Checker("training", RULES, "bert", verbose=False)
+    points = {point["BS"]: point["Hyperparams"] for point in checker.rcp_data.values()}
+    found = presets()
+    assert list(found) == [256, 448, 1536, 3072, 4096, 8192, 16384]
+    for batch, overrides in found.items():
+        config = load_config("configs/pretrain/mlperf.yaml", overrides)
+        assert config.train is not None
+        (phase,), optimizer = config.train.phases, config.optimizer
+        assert (optimizer.name, optimizer.bias_correction) == ("lamb", True)
+        assert (phase.seq_length, phase.max_predictions, phase.batch_size) == (512, 76, batch)
+        point = points[batch]
+        assert {
+            "opt_base_learning_rate": optimizer.learning_rate,
+            "opt_epsilon": optimizer.eps,
+            "opt_learning_rate_training_steps": phase.steps,
+            "num_warmup_steps": optimizer.warmup_steps,
+            "start_warmup_step": optimizer.warmup_start,
+            "opt_lamb_beta_1": optimizer.beta1,
+            "opt_lamb_beta_2": optimizer.beta2,
+            "opt_lamb_weight_decay_rate": optimizer.weight_decay,
+        } == {name: point[name] for name in point if name != "gradient_accumulation_steps"}
+        samples = math.floor(0.05 * (230.23 * batch + 3_000_000) / 25_000) * 25_000
+        evaluation = config.train.evaluation
+        assert evaluation is not None
+        assert evaluation.every == math.ceil(samples / batch)
+        assert (evaluation.examples, evaluation.at_start) == (10_000, True)
+        assert evaluation.stop_at is not None
+        assert (evaluation.stop_at.metric, evaluation.stop_at.at_least) == ("mlm_accuracy", 0.72)

@@ -28,7 +28,12 @@ OUTPUT_WEIGHTS: Final = "output_weights"
 OUTPUT_BIAS: Final = "output_bias"
 
 # Tensors that are not parameters. Adam's moments are not listed, since they are read too.
-IGNORED: Final[dict[str, str]] = {GLOBAL_STEP: "the number of steps, not a parameter"}
+IGNORED: Final[dict[str, str]] = {
+    GLOBAL_STEP: "the number of steps, not a parameter",
+    # The variables of LAMB in mlcommons/training, `lamb_optimizer_v1.py`.
+    **dict.fromkeys(("*/LAMB", "*/LAMB_1"), "a moment of LAMB, which is not imported"),
+    **dict.fromkeys(("beta1_power", "beta2_power"), "a bias correction, not a parameter"),
+}
 
 
 def google_names(task: TaskName | None) -> list[NameRule]:
