@@ -13,7 +13,7 @@ class Milestones:
         """Everything is compiled; next, the run evaluates or trains."""
 
     def training(self, step: int, *, until: int) -> None:
-        """Training goes on after `step`, up to the evaluation after `until`."""
+        """Training continues after `step`, up to the evaluation after `until`."""
 
     def evaluating(self, step: int) -> None:
         """An evaluation of `step` begins."""

@@ -1,5 +1,6 @@
 """When evaluations, saves and stops are due, with phases, signals and patience."""
 
+import dataclasses
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,6 +10,7 @@ from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.train import progress
 from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.progress import DueActions, StepTracker, TrainProgress
+from bert_jax.train.sections import StopAtSection
 from bert_jax.train.spec import Intervals, Phase
 
 INTERVALS = Intervals(log_every=2, evaluate_every=3, checkpoint_every=4)
@@ -136,3 +138,29 @@ def test_a_save_is_due_minutes_after_the_last(
         due.append(tracker.due_after_next(stop_requested=False).save)
         tracker.finish_step({})
     assert due == [False, False, True, False, False, True, False]
+
+
+def test_a_met_stop_rule_ends_the_run_until_another_step_is_trained() -> None:
+    rule = StopAtSection(metric="accuracy", at_least=0.7)
+    intervals = dataclasses.replace(INTERVALS, stop_at=rule)
+    tracker = StepTracker(TrainProgress(), phases=[phase(7)], intervals=intervals)
+    score = SelectionScore(1.0, "dev")
+    tracker.record_evaluation({"accuracy": 0.9, "loss": 1.0}, score)  # before the first step
+    assert not tracker.ended_early
+    assert tracker.next_evaluation == 3
+    for step, accuracy, next_step in ((3, 0.69, 6), (6, 0.7, 7)):
+        for _ in range(3):
+            tracker.first_batch()
+            tracker.finish_step({})
+        tracker.record_evaluation({"accuracy": accuracy, "loss": 1.0}, score)
+        assert tracker.progress.step == step
+        assert tracker.target_reached == (accuracy >= 0.7)
+        assert tracker.next_evaluation == next_step
+    assert list(tracker.remaining_phases()) == []
+    restored = TrainProgress.from_json(tracker.progress.to_json())
+    assert StepTracker(restored, phases=[phase(7)], intervals=intervals).target_reached
+    for changed in (None, StopAtSection(metric="accuracy", at_least=0.71)):
+        others = dataclasses.replace(INTERVALS, stop_at=changed)
+        assert not StepTracker(restored, phases=[phase(7)], intervals=others).ended_early
+    tracker.finish_step({})
+    assert not tracker.target_reached
