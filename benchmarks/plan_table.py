@@ -3,8 +3,8 @@
     python -m benchmarks.plan_table --into docs/results/planning.md
 
 ``--table 1 --config base --topology v5e:4x4`` selects rows: the tables are of one slice, of two
-slices, and of ModernBERT. ``--exact`` also generates machine
-code. Compiled programs are cached, so a stopped command resumes. It needs libtpu but no TPU. A new
+slices, of other objectives, and of ModernBERT. ``--exact`` also generates machine code. Compiled
+programs are cached, so a stopped command resumes. It needs libtpu but no TPU. A new
 row takes about a minute on two cores.
 """
 
@@ -27,11 +27,26 @@ from bert_jax.planning.estimate import Plan
 from bert_jax.planning.prices import Prices, load_prices
 from bert_jax.verbs.plan import plan
 
+# The size and the phase of ELECTRA-base (arXiv 2003.10555, table 6).
+ELECTRA_BASE = (
+    *("pretrain/electra-small.yaml", "model.size=base", "objective.generator.size=0.3333"),
+    *("train.phases.0.steps=766000", "train.phases.0.seq_length=512"),
+    "train.phases.0.batch_size=256",
+)
+DISENTANGLED = "objective.embedding_sharing=gradient_disentangled"
+
 # Configuration and overrides of each table, by name.
 CONFIGS = {
     "base": ("pretrain/base.yaml",),
     "large": ("pretrain/base.yaml", "model.size=large"),
     "large, LAMB": ("pretrain/large_lamb.yaml",),
+    "ELECTRA-base": ELECTRA_BASE,
+    "ELECTRA-base, disentangled": (*ELECTRA_BASE, DISENTANGLED),
+    "ALBERT-base": ("pretrain/base.yaml", "model.kind=albert"),
+    "ALBERT-base, share: attention": (
+        *("pretrain/base.yaml", "model.kind=albert", "model.architecture.share=attention"),
+    ),
+    "ALBERT-large": ("pretrain/base.yaml", "model.kind=albert", "model.size=large"),
     "ModernBERT-base": ("pretrain/modernbert-base.yaml",),
     "ModernBERT-large": ("pretrain/modernbert-large.yaml",),
 }
@@ -66,6 +81,15 @@ class Table(NamedTuple):
 TABLES = {
     "1": Table(BERTS, TOPOLOGIES, 1, 30_522),
     "2": Table(BERTS, ("v5e:4x4",), 2, 30_522),
+    "objectives": Table(
+        (
+            *("base", "ELECTRA-base", "ELECTRA-base, disentangled"),
+            *("ALBERT-base", "ALBERT-base, share: attention", "large", "ALBERT-large"),
+        ),
+        ("v5e:4x4",),
+        slices=1,
+        vocab_size=30_522,
+    ),
     "modernbert": Table(
         ("ModernBERT-base", "ModernBERT-large"),
         ("v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4"),

@@ -18,9 +18,15 @@ Params: TypeAlias = dict[str, Any]
 """Nested dict of arrays, or of ShapeDtypeStructs for abstract parameters."""
 
 GENERATOR: Final = "generator"
-"""The part of the parameters with the generator of an objective such as ELECTRA.
+"""The part of the parameters with the generator of an objective such as ELECTRA."""
+DELTAS: Final = "deltas"
+"""The part with arrays that are added to parameters of the same paths below the model."""
+PROJECTION: Final = "projection"
+"""The part with the projections of a student's states to the width of its teacher's."""
+TRAINING_PARTS: Final = (GENERATOR, DELTAS, PROJECTION)
+"""Parts that are trained and saved with the model in pretraining, but no run's own model has.
 
-It is trained with the model and saved in pretraining, but no run's own model has it.
+A reader of the run's own model adds the `DELTAS` and skips the other parts.
 """
 
 Row: TypeAlias = dict[str, np.ndarray]

@@ -131,6 +131,10 @@ class HfConfig(Section):
     ids: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad"}
     """Fields of `SpecialIds` by the key that an export writes."""
 
+    fixed: ClassVar[Mapping[str, object]] = {"position_embedding": "learned"}
+    """Our settings that the format lacks, with the value that its models have. `bert-jax export`
+    refuses other values."""
+
     model_type: str = "bert"
     is_decoder: bool = False
     tie_word_embeddings: Literal[True] = True
@@ -185,8 +189,7 @@ class HfConfig(Section):
     @classmethod
     def written(cls, architecture: Any, special: SpecialIds) -> dict[str, Any]:
         """Returns the keys and values of an architecture, and the ids of special pieces."""
-        # `bert-jax export` refuses other positions.
-        settings = architecture.model_dump(exclude={"position_embedding"})
+        settings = architecture.model_dump(exclude=set(cls.fixed))
         for name in _ACTIVATIONS_OF_US:
             if name in settings:
                 ours = settings.pop(name)

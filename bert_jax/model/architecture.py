@@ -13,6 +13,8 @@ from bert_jax.section import Section
 
 Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
 PositionEmbedding = Literal["learned", "sinusoidal"]
+Sublayer = Literal["attention", "ffn"]
+"""A part of a layer, with the LayerNorm that follows it in post-LayerNorm layers."""
 
 VOCAB_MULTIPLE: Final = 128
 
@@ -56,8 +58,16 @@ class EncoderArchitecture(Section):
 
     @property
     def sharing(self) -> tuple[int, ...]:
-        """Number of consecutive layers that use each entry of the stacked parameters."""
+        """Number of consecutive layers in each group of layers that share parameters."""
         return (1,) * self.num_hidden_layers
+
+    def sharing_of(self, sublayer: Sublayer) -> tuple[int, ...]:
+        """Returns the number of layers that use each entry of a sublayer's stacked parameters.
+
+        It is `sharing`, or 1 for every layer if groups do not share this sublayer.
+        """
+        del sublayer
+        return self.sharing
 
     @property
     def padded_vocab_size(self) -> int:

@@ -13,7 +13,7 @@ from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.architecture import PostNormArchitecture
 from bert_jax.model.layers import Dense, gather_positions, project_each
 from bert_jax.model.section import Execution, Implementation
-from bert_jax.model.xla_attention import xla_attention
+from bert_jax.model.xla_attention import Scores, attention_scores, xla_attention
 from bert_jax.parallel.sharding_rules import constrain, parts_in_use
 
 
@@ -89,6 +89,15 @@ class SelfAttention(nnx.Module):
             constrain(each.with_bias(y_BLW), "batch", "length", "heads", "head_dim")
             for each, y_BLW in zip(self._maps, self._products(x_BLD, queries_BQ), strict=True)
         )
+
+    def scores(self, x_BLD: Array, segment_ids: Array) -> Scores:
+        """Returns the scores before the softmax, computed in plain JAX."""
+        maps = self.query, self.key
+        q_BLHK, k_BLHK = (
+            constrain(each.with_bias(y_BLW), "batch", "length", "heads", "head_dim")
+            for each, y_BLW in zip(maps, self._together(maps, x_BLD), strict=True)
+        )
+        return attention_scores(q_BLHK, k_BLHK, segment_ids, causal=self.causal)
 
     def _products(self, x_BLD: Array, queries_BQ: Array | None) -> tuple[Array, Array, Array]:
         """Returns queries [B, Q, H · K], keys and values [B, L, H · K], without biases."""

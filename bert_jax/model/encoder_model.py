@@ -16,6 +16,7 @@ from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.pooling import pooled_states, position_of, unit_length
 from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.model.xla_attention import ScoreFunction
 from bert_jax.parallel.parameter_groups import ParameterGroups
 
 
@@ -66,6 +67,14 @@ class Encoder(Protocol):
 
     def attention_maps(self, batch: Mapping[str, Array]) -> Array:
         """Returns the attention probabilities, see `EncoderModel.attention_maps`."""
+        ...
+
+    def score_functions(self, batch: Mapping[str, Array]) -> list[ScoreFunction]:
+        """Returns a function for each layer: from the layer's input to its attention scores.
+
+        The input is a state of `every_layer`. The scores are computed in plain JAX, whatever the
+        implementation of attention.
+        """
         ...
 
 

@@ -29,6 +29,7 @@ HEAD_GROUPS: Final = (
     ParameterGroup("embedding", "heads", title="the embedding head"),
 )
 """The groups of the heads that every encoder can have."""
+REPLACED_TOKENS: Final = ParameterGroup("replaced_tokens", "heads", title="the replaced-token head")
 
 
 class MlmDecoder(nnx.Module):

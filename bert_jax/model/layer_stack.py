@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import jax
@@ -47,15 +47,19 @@ def gathered_params(layers: nnx.Module) -> Any:
     )
 
 
-def stacked(layer: M, *, depth: int) -> M:
-    """Returns the module of a layer with the parameters of `depth` layers along a leading axis."""
+def stacked(layer: M, *, depth: int | Mapping[str, int]) -> M:
+    """Returns the module of a layer with the parameters of `depth` layers along a leading axis.
+
+    `depth` is one number, or a number for each part of the layer.
+    """
     graphdef, state = nnx.split(layer)
 
-    def stack(one: nnx.Variable) -> nnx.Variable:
-        shape, axes = (depth, *one.shape), ("layers", *one.logical)
+    def stack(path: Any, one: nnx.Variable) -> nnx.Variable:
+        entries = depth if isinstance(depth, int) else depth[path[0].key]
+        shape, axes = (entries, *one.shape), ("layers", *one.logical)
         return one.replace(jax.ShapeDtypeStruct(shape, one.dtype), logical=axes)
 
-    return nnx.merge(graphdef, jax.tree.map(stack, state, is_leaf=_is_param))
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(stack, state, is_leaf=_is_param))
 
 
 def scan_layers(
@@ -72,10 +76,9 @@ def scan_layers(
         layer: function of the carried value and (parameters, input) of a layer. It returns the next
             carried value and an output.
         start: first carried value.
-        stack: stacked parameters with one entry per group of layers, and stacked inputs with one
-            entry per layer.
-        sharing: number of layers of each group. Layers of a group share their parameters, which are
-            not copied.
+        stack: stacked parameters with one entry per layer, or per group of layers that share them,
+            and stacked inputs with one entry per layer. Shared parameters are not copied.
+        sharing: number of layers of each group.
         unroll: number of layers per iteration.
 
     Returns:
@@ -85,18 +88,58 @@ def scan_layers(
         return jax.lax.scan(layer, start, stack, unroll=unroll)
     params, inputs = stack
     x, end, outputs = start, 0, []
-    for group, size in zip(split_layers(params, [1] * len(sharing)), sharing, strict=True):
-        shared = jax.tree.map(lambda param: param[0], group)
+    leaves, structure = jax.tree.flatten(params)
+    cuts = [_cut(leaf, _sizes(leaf, sharing)) for leaf in leaves]
+    for group, size in zip(zip(*cuts, strict=True), sharing, strict=True):
+        shared = {at: leaf[0] for at, leaf in enumerate(group) if len(leaf) == 1}
+        own = {at: leaf for at, leaf in enumerate(group) if at not in shared}
         layers = slice(end, end := end + size)
-        x, output = jax.lax.scan(
-            lambda x, given, shared=shared: layer(x, (shared, given)),
-            x,
-            jax.tree.map(operator.itemgetter(layers), inputs),
-            length=size,
-            unroll=min(unroll, size),
-        )
+
+        def one(
+            x: Any, given: tuple[dict[int, Array], Any], shared: dict[int, Array] = shared
+        ) -> tuple[Any, Any]:
+            of_layer = [leaf for _, leaf in sorted((shared | given[0]).items())]
+            return layer(x, (structure.unflatten(of_layer), given[1]))
+
+        given = own, jax.tree.map(operator.itemgetter(layers), inputs)
+        x, output = jax.lax.scan(one, x, given, length=size, unroll=min(unroll, size))
         outputs.append(output)
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
+
+
+def without_last_layer(params: Any, *, sharing: Sequence[int]) -> tuple[Any, tuple[int, ...], Any]:
+    """Returns the parameters of all layers but the last, their sharing, and those of the last.
+
+    For the arguments, see `scan_layers`. The first result includes parameters of the last layer
+    that other layers share.
+    """
+    *sizes, last_size = sharing
+
+    def cut(leaf: Array) -> tuple[Array, Array]:
+        first, last = _cut(leaf, (len(leaf) - 1, 1))
+        is_reused = last_size > 1 and len(leaf) == len(sharing)
+        return leaf if is_reused else first, last[0]
+
+    leaves, structure = jax.tree.flatten(params)
+    first, last = (structure.unflatten(part) for part in zip(*map(cut, leaves), strict=True))
+    return first, (*sizes, last_size - 1) if last_size > 1 else tuple(sizes), last
+
+
+def each_layer(params: Any, *, sharing: Sequence[int]) -> list[Any]:
+    """Returns the parameters of each layer. For the arguments, see `scan_layers`."""
+    leaves, structure = jax.tree.flatten(params)
+    used: list[list[Array]] = []
+    for leaf in leaves:
+        entries = [entry[0] for entry in _cut(leaf, (1,) * len(leaf))]
+        if len(entries) == len(sharing):
+            entries = [one for one, size in zip(entries, sharing, strict=True) for _ in range(size)]
+        used.append(entries)
+    return [structure.unflatten(layer) for layer in zip(*used, strict=True)]
+
+
+def _sizes(leaf: Array, sharing: Sequence[int]) -> tuple[int, ...]:
+    """Returns the number of entries of a stacked parameter that each group of layers uses."""
+    return (1,) * len(sharing) if len(leaf) == len(sharing) else tuple(sharing)
 
 
 def _is_param(node: Any) -> bool:

@@ -13,7 +13,7 @@ from bert_jax.kernels import gelu_product
 from bert_jax.kernels.attention_tiles import longest_rows
 from bert_jax.kernels.pallas_call import PACKED
 from bert_jax.model.add_norm import add_norm
-from bert_jax.model.architecture import Activation, PostNormArchitecture
+from bert_jax.model.architecture import Activation, PostNormArchitecture, Sublayer
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.gelu_project import GELUS, gelu_project
@@ -21,19 +21,29 @@ from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
 from bert_jax.model.layer_stack import (
     REMAT,
     default_unroll,
+    each_layer,
     gathered_params,
     scan_layers,
-    split_layers,
     stacked,
+    without_last_layer,
 )
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
 from bert_jax.model.section import Execution, Remat
-from bert_jax.model.xla_attention import attention_probabilities
-from bert_jax.parallel.parameter_groups import ParameterGroup
+from bert_jax.model.xla_attention import ScoreFunction, Scores
+from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 from bert_jax.parallel.sharding_rules import constrain
 
-# Parameters with one entry per group of layers that share them, and dropout keys [3] with one entry
-# per layer. Keys are None in evaluation.
+SUBLAYERS: Final[dict[str, Sublayer]] = {
+    "attention": "attention",
+    "attention_norm": "attention",
+    "intermediate": "ffn",
+    "output": "ffn",
+    "output_norm": "ffn",
+}
+"""The sublayer of each part of a layer."""
+
+# Parameters with one entry per layer, or per group of layers that share them, and dropout keys [3]
+# with one entry per layer. Keys are None in evaluation.
 _Layers: TypeAlias = tuple[Any, Array | None]
 
 
@@ -117,7 +127,8 @@ class PostNormEncoder(nnx.Module):
         layer = PostNormLayer(architecture=architecture, execution=execution, causal=causal)
         self.causal = causal
         self.sharing = architecture.sharing
-        self.layers = stacked(layer, depth=len(self.sharing))
+        depths = {part: len(architecture.sharing_of(of)) for part, of in SUBLAYERS.items()}
+        self.layers = stacked(layer, depth=depths)
         self.remat: Remat = execution.remat
         self.fused = "fused" in (execution.attention, execution.norm, execution.ffn)
         self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
@@ -154,12 +165,8 @@ class PostNormEncoder(nnx.Module):
             # Pad once here: otherwise every kernel would pad its input and slice its output.
             queries_BQ = jnp.pad(queries_BQ, ((0, 0), (0, -wanted % PACKED)))
         params, keys = layers
-        *sizes, last_size = self.sharing
-        first, last = split_layers(params, [len(sizes), 1])
-        last = jax.tree.map(lambda x: x[0], last)
+        first, sizes, last = without_last_layer(params, sharing=self.sharing)
         first_keys, last_keys = (None, None) if keys is None else (keys[:-1], keys[-1])
-        if last_size > 1:  # other layers share the last layer's parameters
-            first, sizes = params, [*sizes, last_size - 1]
         if self.depth > 1:
             x_BLD, _ = self._scan(x_BLD, segment_ids, (first, first_keys), sharing=sizes)
         return self._layer(x_BLD, segment_ids, (last, last_keys), queries_BQ)[:, :wanted]
@@ -192,14 +199,21 @@ class PostNormEncoder(nnx.Module):
 
         def layer(_: None, params_and_state: tuple[Any, Array]) -> tuple[None, Array]:
             params, x_BLD = params_and_state
-            q_BLHK, k_BLHK = nnx.merge(attention_def, params).projected(x_BLD)[:2]
-            probabilities = attention_probabilities(
-                q_BLHK, k_BLHK, batch["segment_ids"], causal=self.causal
-            )
-            return None, probabilities
+            found = nnx.merge(attention_def, params).scores(x_BLD, batch["segment_ids"])
+            return None, found.probabilities
 
         stack = stacked, entering_NBLD
         return scan_layers(layer, None, stack, sharing=self.sharing, unroll=1)[1]
+
+    def score_functions(self, batch: Mapping[str, Array]) -> list[ScoreFunction]:
+        """Returns a function for each layer, see `Encoder`."""
+        attention_def, stacked = nnx.split(self.layers.attention)
+
+        def scores(x_BLD: Array, *, params: Any) -> Scores:
+            return nnx.merge(attention_def, params).scores(x_BLD, batch["segment_ids"])
+
+        layers = each_layer(stacked, sharing=self.sharing)
+        return [functools.partial(scores, params=params) for params in layers]
 
     def _embedded(
         self,
@@ -257,12 +271,16 @@ class PostNormEncoder(nnx.Module):
 
 POST_NORM_GROUPS: Final = (
     ParameterGroup("encoder/embeddings", "embeddings"),
-    *(
-        ParameterGroup(f"encoder/layers/{part}", "layers")
-        for part in ("attention", "attention_norm", "intermediate", "output", "output_norm")
-    ),
+    *(ParameterGroup(f"encoder/layers/{part}", "layers") for part in SUBLAYERS),
 )
 """The groups of the encoder's parameters."""
+
+
+def shared_groups(groups: ParameterGroups, architecture: PostNormArchitecture) -> ParameterGroups:
+    """Returns the groups of an architecture whose layers share parameters."""
+    return groups.shared(
+        {f"encoder/layers/{part}": architecture.sharing_of(of) for part, of in SUBLAYERS.items()}
+    )
 
 
 def post_norm_limit(

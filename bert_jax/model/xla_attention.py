@@ -7,7 +7,7 @@ scores. Only scores are float32.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -123,25 +123,40 @@ def masked_scores(q_BHQK: Array, k_BHLK: Array, visible: Array) -> Array:
     return jnp.where(visible, scores_BHQL * _scale(q_BHQK), MASKED)
 
 
-def attention_probabilities(
+class Scores(NamedTuple):
+    """The scores that attention computes internally, before the softmax."""
+
+    scores: Array  # float32 [B, H, L, L]: rows are queries; `MASKED` for invisible keys
+    visible: Array  # bool [B, 1, L, L]: False if query or key is padding
+
+    @property
+    def probabilities(self) -> Float[Array, "batch heads length length"]:
+        """The softmax, without dropout. Invisible keys have the probability 0."""
+        # A padding query sees no key: replace its uniform average by zeros.
+        return jnp.where(self.visible, jax.nn.softmax(self.scores, axis=-1), 0.0)
+
+
+ScoreFunction: TypeAlias = Callable[[Array], Scores]
+"""From the input of a layer [B, L, D] to its scores."""
+
+
+def attention_scores(
     q_BLHK: Array,
     k_BLHK: Array,
     segment_ids: Array,
     *,
     causal: bool,
     window: int | None = None,
-) -> Float[Array, "batch heads length length"]:
-    """Returns the probabilities that attention computes internally, float32, without dropout.
+) -> Scores:
+    """Returns the scores of all queries.
 
     With a `window`, a query sees only keys at most ``window / 2`` tokens away. If `causal`, it sees
-    no later key. If query or key is padding, the probability is 0.
+    no later key.
     """
     places = jnp.arange(segment_ids.shape[1])[None] if causal else None
     visible = _Tokens(segment_ids, segment_ids, places).visible(window)
     visible &= (segment_ids > 0)[:, None, None, :]
-    scores_BHLM = masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible)
-    # A padding query sees no key: replace its uniform average by zeros.
-    return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)
+    return Scores(masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible), visible)
 
 
 def same_segment(of_queries: Array, of_keys: Array) -> Array:

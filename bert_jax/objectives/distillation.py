@@ -22,11 +22,27 @@ from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.section import Execution
 from bert_jax.objectives.distill import DistillObjectiveSection
+from bert_jax.objectives.layer_matching import (
+    StateProjection,
+    attention_metrics,
+    hidden_metrics,
+    token_pairs,
+)
 from bert_jax.objectives.masked_language_model import MLM_EPSILON, MaskedLanguageModel
 from bert_jax.objectives.metrics import means, token_weights
+from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 from bert_jax.runs.settings import describe
 from bert_jax.runs.teacher import TEACHER, Teacher, open_teacher, spread_layers, student_params
-from bert_jax.task import Batch, FrozenModel, Metrics, Params, Rngs, RowTransform, Sums
+from bert_jax.task import (
+    PROJECTION,
+    Batch,
+    FrozenModel,
+    Metrics,
+    Params,
+    Rngs,
+    RowTransform,
+    Sums,
+)
 from bert_jax.train.state import define_model
 
 TEACHER_KEY: Final = "objective.teacher"
@@ -42,7 +58,7 @@ def open_mlm_teacher(
     """Opens the teacher of a student with this architecture and execution.
 
     Raises UserError if there is no such run, or the teacher lacks the MLM head, has another number
-    of pieces, or has another width although the loss compares hidden states.
+    of pieces, or has another width or number of heads although the loss compares them.
     """
     teacher = open_teacher(section.teacher, student=execution, checkpoint="last")
     if not teacher.heads.mlm or teacher.heads.causal:
@@ -63,15 +79,20 @@ def open_mlm_teacher(
             found=theirs,
             expected=architecture.vocab_size,
         )
-    for name in ("cosine_weight", "hidden_weight"):
-        ours, theirs = architecture.hidden_size, teacher.architecture.hidden_size
+    for name, size, what in (
+        ("cosine_weight", "hidden_size", "hidden states of different widths"),
+        ("attention_weight", "num_attention_heads", "layers with different numbers of heads"),
+    ):
+        ours, theirs = (getattr(each, size) for each in (architecture, teacher.architecture))
         if getattr(section, name) and ours != theirs:
             raise UserError(
-                "distill.width",
-                "found {found}, but hidden states of {ours} and {theirs} columns (student and "
-                "teacher) cannot be compared. Use 0.",
+                "distill.sizes",
+                "found {found}, but {what} cannot be compared: {size} is {ours} in the student and "
+                "{theirs} in the teacher. Use 0.",
                 place=f"objective.{name}",
                 found=getattr(section, name),
+                what=what,
+                size=size,
                 ours=ours,
                 theirs=theirs,
             )
@@ -79,7 +100,7 @@ def open_mlm_teacher(
 
 
 _PREDICTED: Final = ("mlm_loss", "mlm_accuracy", "soft_loss")  # metrics of masked tokens
-_NAMES: Final = (*_PREDICTED, "cosine_loss", "hidden_loss")
+_NAMES: Final = (*_PREDICTED, "cosine_loss", "hidden_loss", "attention_loss")
 _LEAST_SQUARE: Final = 1e-12  # added to squared lengths
 
 
@@ -106,6 +127,17 @@ class Distillation(MaskedLanguageModel):
         """Returns the row transform. Raises UserError if rows do not fit the teacher."""
         self.teacher.check_positions(seq_length, key=TEACHER_KEY)
         return super().features(seq_length=seq_length, **options)
+
+    def build(self) -> EncoderModel:
+        """Returns the student, with the part `PROJECTION` if its states must be projected."""
+        model = super().build()
+        width = self.teacher.architecture.hidden_size
+        if self.settings.hidden_weight and width != self.architecture.hidden_size:
+            parts: dict[str, Any] = {"architecture": self.architecture, "execution": self.execution}
+            setattr(model, PROJECTION, StateProjection(width=width, **parts))
+            group = ParameterGroup(PROJECTION, "heads", title="the projection of hidden states")
+            model.groups = ParameterGroups((*model.groups, group))
+        return model
 
     def frozen_models(self) -> Mapping[str, FrozenModel]:
         """Returns the teacher. If `initial_layers` is set, the student starts from it."""
@@ -139,25 +171,29 @@ class Distillation(MaskedLanguageModel):
             "mlm": masked + MLM_EPSILON,
             "soft": jnp.maximum(masked, 1.0),
             **dict.fromkeys(("cosine", "hidden"), jnp.maximum(token_weights(batch).sum(), 1.0)),
+            "attention": jnp.maximum(token_pairs(batch), 1.0),
         }
 
     @property
-    def _reads_every_token(self) -> bool:
-        return bool(self.settings.cosine_weight or self.settings.hidden_weight)
+    def _compares_layers(self) -> bool:
+        return bool(self.settings.hidden_weight or self.settings.attention_weight)
 
     @property
-    def _matched_states(self) -> list[int]:
-        """Numbers of the teacher's states for the student's states: embeddings and layers."""
+    def _reads_every_token(self) -> bool:
+        return bool(self.settings.cosine_weight) or self._compares_layers
+
+    @property
+    def _matched_layers(self) -> tuple[int, ...]:
+        """Numbers of the teacher's layers for the student's layers."""
         teacher, student = (
             each.num_hidden_layers for each in (self.teacher.architecture, self.architecture)
         )
         layers = self.settings.matched_layers
         if layers == "every_kth":
             layers = tuple((at + 1) * teacher // student - 1 for at in range(student))
-        layers = spread_layers(
+        return spread_layers(
             layers, teacher=teacher, student=student, place="objective.matched_layers"
         )
-        return [0, *(layer + 1 for layer in layers)]
 
     @property
     def weights(self) -> dict[str, float]:
@@ -167,6 +203,7 @@ class Distillation(MaskedLanguageModel):
             "soft": self.settings.soft_weight,
             "cosine": self.settings.cosine_weight,
             "hidden": self.settings.hidden_weight,
+            "attention": self.settings.attention_weight,
         }
         return {name: weight for name, weight in weights.items() if weight}
 
@@ -188,13 +225,11 @@ class Distillation(MaskedLanguageModel):
         queries_BQ = None if self._reads_every_token else positions_BP
         words_BLD, shares_SVD = model.encoder.look_up(batch["input_ids"])
         metrics: Metrics = {}
-        if self.settings.hidden_weight:
-            ours_NBLD = model.encoder.every_layer(
-                batch, words_BLD=words_BLD, dropout_key=subkey(rngs.dropout, 0)
-            )
+        if self._compares_layers:
+            key = subkey(rngs.dropout, 0)
+            ours_NBLD = model.encoder.every_layer(batch, words_BLD=words_BLD, dropout_key=key)
             theirs_NBLD = teacher.encoder.every_layer(batch)
-            matched = theirs_NBLD[jnp.array(self._matched_states)]
-            metrics |= _hidden(ours_NBLD, matched, token_weights(batch))
+            metrics |= self._layers(model, teacher, batch, (ours_NBLD, theirs_NBLD))
             ours_BQD, theirs_BQD = ours_NBLD[-1], theirs_NBLD[-1]
         else:
             ours_BQD = model.hidden(
@@ -214,6 +249,26 @@ class Distillation(MaskedLanguageModel):
             for name, weight in self.weights.items()
         )
         return jnp.asarray(loss), metrics
+
+    def _layers(
+        self,
+        model: EncoderModel,
+        teacher: EncoderModel,
+        batch: Batch,
+        states: tuple[Array, Array],
+    ) -> Metrics:
+        """Returns the metrics of matched layers, from all states of student and teacher."""
+        metrics, layers = {}, self._matched_layers
+        if self.settings.hidden_weight:
+            ours_NBLD, theirs_NBLD = states
+            if hasattr(model, PROJECTION):
+                ours_NBLD = getattr(model, PROJECTION)(ours_NBLD)
+            matched = theirs_NBLD[jnp.array([0, *(layer + 1 for layer in layers)])]
+            metrics |= hidden_metrics(ours_NBLD, matched, token_weights(batch))
+        if self.settings.attention_weight:
+            encoders = model.encoder, teacher.encoder
+            metrics |= attention_metrics(*encoders, batch, states=states, layers=layers)
+        return metrics
 
     def _predictions(
         self, model: EncoderModel, teacher: EncoderModel, rows: _Masked, shares_SVD: Array
@@ -239,14 +294,24 @@ class Distillation(MaskedLanguageModel):
     def flops_per_row(self, batch: Mapping[str, Any]) -> float:
         """Returns the model FLOPs of one row: student forward and backward, teacher forward."""
         predictions = batch["masked_lm_positions"].shape[1]
-        student, teacher = (
-            each.forward_flops(
-                seq_length=batch["input_ids"].shape[1],
+        length, depth = batch["input_ids"].shape[1], self.architecture.num_hidden_layers
+
+        def forward(each: EncoderArchitecture) -> float:
+            encoder = each.forward_flops(
+                seq_length=length,
                 read=None if self._reads_every_token else predictions,
                 predictions=predictions,
             )
-            for each in (self.architecture, self.teacher.architecture)
-        )
+            if not self.settings.attention_weight:
+                return encoder
+            # Queries, keys and scores of the matched layers, a second time.
+            width = each.hidden_size
+            return encoder + depth * (4 * length * width * width + 2 * length * length * width)
+
+        student, teacher = forward(self.architecture), forward(self.teacher.architecture)
+        width, other = (each.hidden_size for each in (self.architecture, self.teacher.architecture))
+        if self.settings.hidden_weight and width != other:
+            student += 2 * (depth + 1) * length * width * other
         return TRAINING * student + teacher
 
     def score(self, sums: Sums) -> dict[str, float]:
@@ -262,10 +327,3 @@ def _cosine(ours_BLD: Array, theirs_BLD: Array, weights_BL: Array) -> Metrics:
     squares = [jnp.square(each).sum(-1) + _LEAST_SQUARE for each in (ours, theirs)]
     cosines = (ours * theirs).sum(-1) * jax.lax.rsqrt(squares[0] * squares[1])
     return {"cosine_loss": (((1.0 - cosines) * weights_BL).sum(), weights_BL.sum())}
-
-
-def _hidden(ours_NBLD: Array, theirs_NBLD: Array, weights_BL: Array) -> Metrics:
-    """Returns the sum over tokens of the mean squared difference, summed over states."""
-    gap = ours_NBLD.astype(jnp.float32) - theirs_NBLD.astype(jnp.float32)
-    squares_BL = jnp.square(gap).mean(axis=-1).sum(axis=0)
-    return {"hidden_loss": ((squares_BL * weights_BL).sum(), weights_BL.sum())}

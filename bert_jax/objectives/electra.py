@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import pydantic
 
@@ -11,11 +11,20 @@ from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.section import ObjectiveSection
-from bert_jax.section import Section
+from bert_jax.section import Section, as_tuple
 from bert_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from bert_jax.task import Objective
+
+EmbeddingSharing: TypeAlias = Literal["shared", "gradient_disentangled", "none"]
+
+# pydantic's strict mode refuses lists for tuples behind the validator of `objective`.
+_Tables: TypeAlias = Annotated[
+    tuple[Literal["word", "position", "type"], ...],
+    pydantic.Field(min_length=1),
+    pydantic.BeforeValidator(as_tuple),
+]
 
 ELECTRA_MASKING: Final = MaskingSection(replace_with_mask=0.85, replace_with_random=0.0)
 
@@ -78,8 +87,13 @@ class ElectraObjectiveSection(ObjectiveSection):
     the others stay, as in google-research/electra."""
     generator: GeneratorSection = GeneratorSection()
     """The sizes of the generator."""
-    share_embeddings: bool = True
-    """Whether generator and model have the same word, position and type embeddings."""
+    embedding_sharing: EmbeddingSharing = "shared"
+    """How the model gets the embeddings of `shared_embeddings`. `shared`: from tables that both
+    losses train. `gradient_disentangled`: tables that only the generator's loss trains, plus deltas
+    from zero that only the model's loss trains (DeBERTaV3, arXiv 2111.09543, section 3.3). `none`:
+    from tables of its own."""
+    shared_embeddings: _Tables = ("word", "position", "type")
+    """The embeddings that generator and model share, see `embedding_sharing`."""
     weight: float = pydantic.Field(default=50.0, ge=0)
     """Weight of the loss of the model; the weight of the generator's loss is 1."""
 
@@ -94,7 +108,8 @@ class ElectraObjectiveSection(ObjectiveSection):
             generator=self.generator.architecture(architecture),
             execution=execution,
             heads=self.heads,
-            share_embeddings=self.share_embeddings,
+            embedding_sharing=self.embedding_sharing,
+            shared_embeddings=self.shared_embeddings,
             weight=self.weight,
             masking=self.masking,
             tokenizer=tokenizer,

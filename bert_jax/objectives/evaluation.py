@@ -22,7 +22,7 @@ from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.runs.evaluation import Evaluation
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params, own_model, read_checkpoints
 from bert_jax.runs.run_directory import Run
-from bert_jax.task import GENERATOR, Task
+from bert_jax.task import TRAINING_PARTS, Task
 from bert_jax.train.compiled import abstract_batch
 from bert_jax.train.evaluations import Evaluator
 from bert_jax.train.frozen import FrozenParams, check_frozen, load_frozen
@@ -49,7 +49,7 @@ def evaluate_objective(
     positions.
     """
     # Refuses a model without the heads before its parameters are read.
-    define = _own_or_with_generator(objective_of(run))
+    define = _own_or_trained(objective_of(run))
     phase, rows, cache = None, BATCH_SIZE, CacheSection()
     if run.has("train"):
         section = run.section("train", TrainSection, verb="evaluate")
@@ -105,9 +105,9 @@ def evaluate_objective(
     return Evaluation(loaded.step, path, split, len(source.dataset), scores)
 
 
-def _own_or_with_generator(task: Task) -> Callable[[Run], ModelDefinition]:
-    """Returns `own_model`, or if the model of `task` has a generator, the function for it."""
-    if GENERATOR not in define_model(task.build).params:
+def _own_or_trained(task: Task) -> Callable[[Run], ModelDefinition]:
+    """Returns `own_model`, or if `task` has parts for training alone, a function with them."""
+    if not set(TRAINING_PARTS).intersection(define_model(task.build).params):
         return own_model
     return lambda run: define_model(objective_of(run).build)
 

@@ -17,18 +17,29 @@ from bert_jax.encoders.build import encoder_builder
 from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.initial import Constant
 from bert_jax.model.layers import subkey
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.objectives.electra import ELECTRA_MASKING
+from bert_jax.objectives.electra import ELECTRA_MASKING, EmbeddingSharing
 from bert_jax.objectives.masked_rows import masked_rows
 from bert_jax.objectives.metrics import means, summed, token_weights
 from bert_jax.objectives.plateau import PlateauWatch
-from bert_jax.task import GENERATOR, Batch, FrozenModel, Metrics, Rngs, RowTransform, Sums, Watch
+from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
+from bert_jax.task import (
+    DELTAS,
+    GENERATOR,
+    Batch,
+    FrozenModel,
+    Metrics,
+    Rngs,
+    RowTransform,
+    Sums,
+    Watch,
+)
 from bert_jax.text.tokenizer import Tokenizer
 
+ZERO: Final = Constant(0.0)
 GENERATOR_HEADS: Final = HeadsSection(pooler=False, next_sentence=False)
-SHARED: Final = ("word", "position", "type")  # embeddings of both networks
-
 # Added to both divisors, as in google-research/electra `run_pretraining.py`.
 EPSILON: Final = 1e-6
 
@@ -51,7 +62,8 @@ class ReplacedTokenDetection:
     generator: EncoderArchitecture
     execution: Execution
     heads: HeadsSection  # heads of the model
-    share_embeddings: bool
+    embedding_sharing: EmbeddingSharing
+    shared_embeddings: tuple[str, ...]
     weight: float
     masking: MaskingSection = dataclasses.field(compare=False)
     tokenizer: Tokenizer = dataclasses.field(compare=False)
@@ -76,16 +88,36 @@ class ReplacedTokenDetection:
         )
 
     def build(self) -> EncoderModel:
-        """Returns the model, with the generator as its part `GENERATOR`."""
+        """Returns the model, with the generator as its part `GENERATOR`.
+
+        Shared embeddings are parameters of the model. With gradient-disentangled sharing, the
+        `DELTAS` have the same paths.
+        """
         model = encoder_builder(self.architecture, self.execution, self.heads)()
         generator = encoder_builder(self.generator, self.execution, GENERATOR_HEADS)()
-        if self.share_embeddings:
-            encoders: Any = model.encoder, generator.encoder
-            ours, theirs = (each.embeddings for each in encoders)
-            for name in SHARED:
-                setattr(theirs, name, getattr(ours, name))
+        if self.embedding_sharing != "none":
+            ours, theirs = _embeddings(model), _embeddings(generator)
+            shared = {name: getattr(ours, name) for name in self._tables(ours)}
+            for name, table in shared.items():
+                setattr(theirs, name, table)
+            if self.embedding_sharing == "gradient_disentangled":
+                zeros = {name: table.replace(initial=ZERO) for name, table in shared.items()}
+                below = nnx.Dict(encoder=nnx.Dict(embeddings=nnx.Dict(**zeros)))
+                setattr(model, DELTAS, below)
         setattr(model, GENERATOR, generator)
+        model.groups = ParameterGroups(
+            (
+                *(each._replace(prefix=f"{GENERATOR}/{each.prefix}") for each in generator.groups),
+                ParameterGroup(DELTAS, "embeddings", title="the deltas of embeddings"),
+                ParameterGroup(GENERATOR, "heads", title="the generator"),
+                *model.groups,
+            )
+        )
         return model
+
+    def _tables(self, embeddings: Any) -> list[str]:
+        """Returns the shared embeddings that an encoder has. Sinusoids are no parameters."""
+        return [name for name in self.shared_embeddings if hasattr(embeddings, name)]
 
     def frozen_models(self) -> Mapping[str, FrozenModel]:
         """Returns no models."""
@@ -123,6 +155,8 @@ class ReplacedTokenDetection:
         mlm = cross_entropy(logits_BPV, batch["masked_lm_ids"])
         metrics = summed("mlm", mlm, batch["masked_lm_weights"])
         seen = corrupted(batch, drawn(jax.lax.stop_gradient(logits_BPV), rngs.draws))
+        if self.embedding_sharing == "gradient_disentangled":
+            model = self._with_deltas(model)
         hidden_BLD = model.hidden(
             {**batch, "input_ids": seen.input_ids}, dropout_key=subkey(rngs.dropout, 1)
         )
@@ -133,6 +167,19 @@ class ReplacedTokenDetection:
             metrics |= _area_under_curve(logits_BL, seen.is_replaced, weights_BL)
         found = metrics["replaced_loss"][0] / divisors["replaced"]
         return metrics["mlm_loss"][0] / divisors["mlm"] + self.weight * found, metrics
+
+    def _with_deltas(self, model: EncoderModel) -> EncoderModel:
+        """Returns the model with the sums of shared embeddings and deltas as its embeddings.
+
+        The gradient of a sum goes to the delta alone.
+        """
+        model = nnx.clone(model)
+        ours, deltas = _embeddings(model), getattr(model, DELTAS).encoder.embeddings
+        for name in self._tables(ours):
+            table = getattr(ours, name)
+            total = jax.lax.stop_gradient(table[...]) + deltas[name][...]
+            setattr(ours, name, table.replace(total))
+        return model
 
     def flops_per_row(self, batch: Mapping[str, Any]) -> float:
         """Returns the model FLOPs of one row, forward and backward, of both networks."""
@@ -162,6 +209,11 @@ class ReplacedTokenDetection:
         names = [name for name in sums if name.startswith(("mlm_", "replaced_"))]
         scores = means(sums, *names)
         return {"loss": scores["mlm_loss"] + self.weight * scores["replaced_loss"], **scores}
+
+
+def _embeddings(model: EncoderModel) -> Any:
+    encoder: Any = model.encoder
+    return encoder.embeddings
 
 
 def drawn(logits_BPV: Float[Array, "batch predictions vocab"], key: Array) -> Array:

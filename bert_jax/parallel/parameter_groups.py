@@ -1,7 +1,7 @@
 """Parameter groups: which parts of a model its parameters belong to."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -45,14 +45,13 @@ class ParameterGroups(tuple[ParameterGroup, ...]):
 
     __slots__ = ()
 
-    def shared(self, sharing: tuple[int, ...]) -> "ParameterGroups":
-        """Returns the groups of an encoder with shared layers, see `EncoderArchitecture.sharing`.
+    def shared(self, sharing: Mapping[str, tuple[int, ...]]) -> "ParameterGroups":
+        """Returns the groups of an encoder whose layers share parameters.
 
-        A shared parameter belongs to the last layer that uses it.
+        `sharing` has the numbers of layers that use each entry, by prefix of the group. A shared
+        parameter belongs to the last layer that uses it.
         """
-        return ParameterGroups(
-            each._replace(sharing=sharing) if each.part == "layers" else each for each in self
-        )
+        return ParameterGroups(each._replace(sharing=sharing.get(each.prefix, ())) for each in self)
 
     def of(self, path: str) -> ParameterGroup:
         """Returns the group of a parameter: ``"encoder/embeddings/word"``.

@@ -133,7 +133,7 @@ class OrbaxFiles:
         another shape or dtype.
         """
         skipped = set(skippable) - set(wanted)
-        found: Any = self._arrays.metadata(directory)
+        found = self.parts(directory)
         read = {part: tensors for part, tensors in found.items() if part not in skipped}
         _check_tensors(read, wanted, where=directory)
         args = ocp.args.PyTreeRestore(
@@ -144,6 +144,11 @@ class OrbaxFiles:
         restored = self._arrays.restore(directory, args=args)
         _refuse_non_finite(restored, where=directory)
         return restored
+
+    def parts(self, directory: epath.Path) -> Mapping[str, Any]:
+        """Returns the parts of an item of arrays, with metadata in place of the arrays."""
+        found: Any = self._arrays.metadata(directory)
+        return found
 
     def read_json(self, directory: epath.Path) -> Mapping[str, Any]:
         """Returns an item of plain JSON."""

@@ -12,10 +12,11 @@ from etils import epath
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.remote import is_remote
 from bert_jax.files.storage_retries import OUTAGE
-from bert_jax.task import GENERATOR, Params
+from bert_jax.task import DELTAS, TRAINING_PARTS, Params
 from bert_jax.train.checkpoint_manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
 from bert_jax.train.checkpoint_retention import CheckpointDirectory
+from bert_jax.train.parameter_deltas import abstract_deltas, with_deltas
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState
 
@@ -117,13 +118,18 @@ class Checkpointer:
         return self.restore_optimizer(abstract, step=step)._replace(params=params)
 
     def restore_params(self, abstract_params: Params, *, step: int) -> Params:
-        """Restores only the parameters, without the `GENERATOR` unless `abstract_params` has it.
+        """Restores only the parameters.
 
-        Raises UserError if a file is damaged, or a tensor is missing, unexpected, not finite, or
-        has another shape or dtype.
+        Skips `TRAINING_PARTS` that `abstract_params` lacks, and adds the `DELTAS` among them to the
+        parameters. Raises UserError if a file is damaged, or a tensor is missing, unexpected, not
+        finite, or has another shape or dtype.
         """
-        path = self._whole(step, PARAMS)
-        return self._files.read_arrays(path, abstract_params, skippable=(GENERATOR,))
+        path, wanted = self._whole(step, PARAMS), dict(abstract_params)
+        deltas = self._files.parts(path).get(DELTAS)
+        if deltas is not None and DELTAS not in wanted:
+            wanted[DELTAS] = abstract_deltas(deltas, abstract_params)
+        found = self._files.read_arrays(path, wanted, skippable=TRAINING_PARTS)
+        return found if DELTAS in abstract_params else with_deltas(found)
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
         """Restores all but the parameters; the result has the parameters of `abstract`."""

@@ -135,19 +135,21 @@ class _Written(NamedTuple):
 
 
 def _refuse_unknown_to(to: Format, run: Run) -> None:
-    """Raises UserError if a format has no left-to-right attention or no sinusoidal positions."""
+    """Raises UserError if a format cannot have a setting of the architecture or of the heads."""
     if to == "stablehlo":
         return
-    positions = getattr(run.architecture, "position_embedding", "learned")
-    if positions != "learned":
-        raise UserError(
-            "export.position_embedding",
-            "found {found}, but models of --to {format} have a learned table. Use --to stablehlo.",
-            place="model.architecture.position_embedding",
-            found=positions,
-            format=to,
-        )
     format = format_of(run.architecture.kind)
+    for name, allowed in format.config.fixed.items():
+        if (found := getattr(run.architecture, name, allowed)) != allowed:
+            raise UserError(
+                "export.setting",
+                "found {found}, but --to {format} has only models with {allowed}. Use --to "
+                "stablehlo.",
+                place=f"model.architecture.{name}",
+                found=found,
+                allowed=allowed,
+                format=to,
+            )
     fits = to == "hf" and classes_for(format, run.heads, model_type=_model_type(run))
     if run.heads.causal and not fits:
         raise UserError(

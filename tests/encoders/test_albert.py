@@ -25,7 +25,7 @@ from bert_jax.runs.teacher import student_params
 from bert_jax.train.state import ModelDefinition, define_model
 from tests.interop.hf_checkpoints import small_config
 from tests.project import refuses
-from tests.support import small_encoder
+from tests.support import relative_error, small_encoder
 from tests.train.harness import QUICK
 
 GROUP_OF_LAYERS = np.array([0, 0, 0, 1, 1])  # 5 layers in 2 groups
@@ -33,12 +33,18 @@ LAYERS = ("encoder", "layers")
 HEADS = HeadsSection(mlm=False, next_sentence=False, pooler=False)
 
 
-def albert(*, groups: int) -> EncoderArchitecture:
-    return small_encoder("albert", num_hidden_layers=5, num_hidden_groups=groups)
+def albert(*, groups: int, share: str = "all") -> EncoderArchitecture:
+    return small_encoder("albert", num_hidden_layers=5, num_hidden_groups=groups, share=share)
 
 
-def definition(groups: int) -> ModelDefinition:
-    return definition_of(albert(groups=groups), HEADS)
+def definition(groups: int, share: str = "all") -> ModelDefinition:
+    return definition_of(albert(groups=groups, share=share), HEADS)
+
+
+def is_shared(name: tuple[str, ...], share: str) -> bool:
+    """Returns whether the layers of a group share a parameter: ``encoder/layers/output/kernel``."""
+    of = "attention" if name[2].startswith("attention") else "ffn"
+    return name[:2] == LAYERS and share in ("all", of)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +53,15 @@ def definition(groups: int) -> ModelDefinition:
 def test_the_sizes_have_the_papers_number_of_parameters(size: str, millions: int) -> None:
     section = read_model_section({"kind": "albert", "size": size}, source="")
     architecture = section.resolve(vocab_size=30_000)
-    params = definition_of(architecture, section.heads).params
+    params = definition_of(architecture, HeadsSection()).params
     found = sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6
     assert found == pytest.approx(millions, rel=0.06)  # the paper's numbers are rounded up
 
 
-def test_dropout_and_attention_maps_of_shared_layers_are_those_of_equal_layers() -> None:
+@pytest.mark.parametrize("share", ["all", "attention", "ffn"])
+def test_shared_layers_compute_what_equal_layers_compute(share: str) -> None:
     rng = np.random.default_rng(0)
-    execution = Execution(dtype="float32", unroll=1)
+    execution = Execution(dtype="float32", unroll=2)
     batch = {
         "input_ids": jnp.asarray(rng.integers(5, 250, (2, 12)), jnp.int32),
         "token_type_ids": jnp.zeros((2, 12), jnp.int32),
@@ -63,26 +70,44 @@ def test_dropout_and_attention_maps_of_shared_layers_are_those_of_equal_layers()
     queries, key = jnp.array([[3, 0, 9], [6, 1, 1]]), jax.random.key(1)
 
     def results(groups: int, params: Any) -> Any:
-        architecture = albert(groups=groups).with_dropout(0.3)
+        architecture = albert(groups=groups, share=share).with_dropout(0.3)
         build = encoder_builder(architecture, execution, HEADS)
 
         def compute(params: Any) -> Any:
             model: PostNormModel = nnx.merge(define_model(build).graphdef, params)
             states = model.hidden(batch, queries_BQ=queries, dropout_key=key)
-            return states, model.attention_maps(batch)
+            every = model.encoder.every_layer(batch)
+            loss = (states * weights).sum() + (every[2:] * weights[:, :1]).sum()
+            return loss, (states, every, model.attention_maps(batch))
 
-        lowered: Any = jax.jit(compute).lower(params)
+        lowered: Any = jax.jit(jax.value_and_grad(compute, has_aux=True)).lower(params)
+        if groups == 2:  # no array has a shared kernel once per layer
+            copies = {"attention": "<5x64x64x", "ffn": "<5x64x128x"}
+            found = {part for part, shape in copies.items() if shape in lowered.as_text()}
+            assert found == copies.keys() - ({share} if share != "all" else copies.keys())
         return lowered.compile(compiler_options=QUICK)(params)
 
+    weights = jnp.asarray(rng.normal(size=(2, 3, 64)), jnp.float32)
     params = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), definition(2).params
+        lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32),
+        definition(2, share).params,
     )
     flat: dict[tuple[str, ...], Any] = flatten_dict(params)
     equal = {
-        name: leaf[GROUP_OF_LAYERS] if name[:2] == LAYERS else leaf for name, leaf in flat.items()
+        name: leaf[GROUP_OF_LAYERS] if is_shared(name, share) else leaf
+        for name, leaf in flat.items()
     }
-    for found, expected in zip(results(2, params), results(5, unflatten_dict(equal)), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    ours, slopes = results(2, params)
+    theirs, apart = results(5, unflatten_dict(equal))
+    for found, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    expected_slopes: dict[tuple[str, ...], Any] = flatten_dict(apart)
+    for name, slope in flatten_dict(slopes).items():
+        expected = expected_slopes[name]
+        if is_shared(name, share):
+            expected = jnp.stack([expected[:3].sum(0), expected[3:].sum(0)])
+        if name[-2:] != ("key", "bias"):  # softmax cancels this bias
+            assert relative_error(slope, expected) < 1e-5, name
 
 
 def test_a_shared_parameter_belongs_to_the_last_layer_that_uses_it() -> None:
@@ -92,6 +117,10 @@ def test_a_shared_parameter_belongs_to_the_last_layer_that_uses_it() -> None:
     np.testing.assert_array_equal(kernel.ravel(), [3, 5])  # unit 1 is layer 0
     names = model.groups.by_layer("encoder/layers/output/kernel", [1.5, 2.5])
     assert names == {"encoder/layers.2/output/kernel": 1.5, "encoder/layers.4/output/kernel": 2.5}
+    mixed = definition(2, "attention").groups
+    named = mixed.by_layer("encoder/layers/output/kernel", [0.0, 1.0, 2.0, 3.0, 4.0])
+    assert list(named) == [f"encoder/layers.{at}/output/kernel" for at in range(5)]
+    assert len(mixed.by_layer("encoder/layers/attention_norm/scale", [1.5, 2.5])) == 2
     for freeze, frozen in (("layers.0-3", False), ("encoder", True)):
         section = FinetuneOptimizerSection(freeze=(freeze,))
         found = frozen_parameters(section, model.axes, groups=model.groups, depth=5)

@@ -54,6 +54,6 @@ def test_only_stablehlo_can_express_them(tmp_path: Path, project: Path) -> None:
     assert open_run(tmp_path / "run").architecture.max_position_embeddings == 40
     for form in ("hf", "tf"):
         result = refused("export", tmp_path / "run", tmp_path / form, "--to", form)
-        assert result.key == "export.position_embedding"
+        assert result.key == "export.setting"
         assert result.values["found"] == "sinusoidal"
     ok("export", tmp_path / "run", tmp_path / "program", "--to", "stablehlo")

@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,6 +11,37 @@ from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
 from tests.project import ok, one_phase, write_config
 from tests.support import small_encoder
+
+
+class Variant(NamedTuple):
+    """An objective with other settings than the defaults."""
+
+    kind: str
+    settings: dict[str, Any] = {}
+    changes: dict[str, Any] = {}  # settings of the architecture
+
+
+VARIANTS = {
+    "disentangled electra": Variant("electra", {"embedding_sharing": "gradient_disentangled"}),
+    "shared attention": Variant(
+        "electra",
+        {"generator": {"num_hidden_layers": 2}},
+        {"share": "attention", "num_hidden_groups": 2, "num_hidden_layers": 3},
+    ),
+    "tinybert": Variant(
+        "distill",
+        {
+            "initial_layers": None,
+            **{"cosine_weight": 0.0, "hidden_weight": 0.5, "attention_weight": 0.5},
+        },
+        {"hidden_size": 16},
+    ),
+}
+
+
+def variant_of(name: str) -> Variant:
+    """Returns a variant by name; the name of an objective is its default variant."""
+    return VARIANTS.get(name, Variant(name))
 
 
 def config_of(
@@ -30,12 +61,14 @@ def config_of(
     values = one_phase(project, steps=8, checkpoint=saves, log_every=1)
     values["train"]["phases"][0]["dataset"] = str(dataset)
     values["train"]["evaluation"] = {"every": 8, "examples": 24}
-    sizes = small_encoder(encoder, hidden_size=32, num_attention_heads=2).with_dropout(0.1)
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, **variant_of(objective).changes}
+    dropped = small_encoder(encoder, **sizes).with_dropout(0.1)
     of_tokenizer = {"vocab_size", "padding_position"}
-    architecture = sizes.model_dump(exclude=of_tokenizer)
+    architecture = dropped.model_dump(exclude=of_tokenizer)
     execution = values["model"]["execution"]
     values["model"] = {"kind": encoder, "architecture": architecture, "execution": execution}
-    values["objective"] = {"kind": objective}
+    variant = variant_of(objective)
+    values["objective"] = {"kind": variant.kind, **variant.settings}
     if teacher is not None:
         values["objective"]["teacher"] = str(teacher)
     values["run_dir"] = str(folder / "run")

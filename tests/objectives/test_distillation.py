@@ -217,10 +217,10 @@ def _student(settings: dict[str, Any], *, encoder: str = "bert", **changes: Any)
 
 
 def test_a_teacher_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with refuses("distill.width", place="objective.cosine_weight", ours=32, theirs=64):
+    with refuses("distill.sizes", place="objective.cosine_weight", ours=32, theirs=64):
         _student({}, hidden_size=32)
-    with refuses("distill.width", place="objective.hidden_weight", ours=32, theirs=64):
-        _student({"cosine_weight": 0.0, "hidden_weight": 1.0}, hidden_size=32)
+    with refuses("distill.sizes", place="objective.attention_weight", ours=4, theirs=8):
+        _student({"attention_weight": 1.0}, num_attention_heads=4)
     with refuses("distill.vocab_size", place="objective.teacher", found=250, expected=260):
         _student({}, vocab_size=260)
     task, mesh = _student({}, hidden_size=64), mesh_of(ONE)

@@ -21,12 +21,15 @@ from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.encoders.registry import SECTIONS
 from bert_jax.model.section import HeadsSection
 from bert_jax.objectives import replaced_token_detection
+from bert_jax.objectives.of_run import objective_of
 from bert_jax.objectives.registry import OBJECTIVES, make_objective, read_objective
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
+from bert_jax.task import DELTAS
 from bert_jax.text import SpecialIds
+from bert_jax.train.state import define_model
 from tests.model.parts import fresh_params, model_of
-from tests.objectives.runs import assert_equal_params, config_of, resumed
+from tests.objectives.runs import assert_equal_params, config_of, resumed, variant_of
 from tests.objectives.teachers import frozen_params
 from tests.project import ok, one_phase, refused, refuses, write_config
 from tests.support import loss_of, relative_error, small_encoder
@@ -44,7 +47,7 @@ CASES = [
     and (objective == "distill") == (encoder == "distilbert")
     # ALBERT has BERT's heads and layers: the tests of the mesh are enough for its shared layers.
     and encoder != "albert"
-]
+] + [("causal", "albert")]
 # RoBERTa and ELECTRA have BERT's network: only their positions and heads have code of their own.
 # `sop` has the loss of `bert`, and `roberta`, which trains ModernBERT, a part of it.
 NETWORKS = [
@@ -56,6 +59,11 @@ NETWORKS = [
 ]
 # Of other encoders than BERT, `causal` changes only the attention. They train as usual.
 RUNS = [case for case in CASES if case[0] != "causal" or case[1] == "bert"]
+OF_VARIANTS = [
+    ("disentangled electra", "electra"),
+    ("shared attention", "albert"),
+    ("tinybert", "distilbert"),
+]
 TRAINED = [case for case in RUNS if case in NETWORKS]
 
 
@@ -65,7 +73,6 @@ def on_encoders(cases: list[tuple[str, str]]) -> Any:
 
 
 every_case, every_network = on_encoders(CASES), on_encoders(NETWORKS)
-every_run, every_training = on_encoders(RUNS), on_encoders(TRAINED)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +107,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(objective: str, encoder: str)
 
 
 # Slices, fsdp and tensor; and data with accumulation, which splits the batch along this axis.
-@on_encoders([*TRAINED, ("sop", "albert")])
+@on_encoders([*TRAINED, ("sop", "albert"), *OF_VARIANTS])
 @pytest.mark.parametrize(("shape", "parts"), [((2, 1, 2, 2), 1), ((1, 8, 1, 1), 2)], ids=str)
 @pytest.mark.usefixtures("greedy")
 def test_meshes_and_microbatches_do_not_change_the_training(
@@ -254,17 +261,17 @@ def train(
     @functools.cache
     def train(objective: str, encoder: str) -> Trained:
         folder = tmp_path_factory.mktemp("trained")
-        teacher = train("roberta", "bert").run_dir if objective == "distill" else None
-        config, run_dir = config_of(
-            project, folder, objective, encoder, datasets[objective], teacher=teacher
-        )
+        kind = variant_of(objective).kind
+        teacher = train("roberta", "bert").run_dir if kind == "distill" else None
+        dataset = datasets[kind]
+        config, run_dir = config_of(project, folder, objective, encoder, dataset, teacher=teacher)
         ok("pretrain", config)
         return Trained(config, Path(run_dir))
 
     return train
 
 
-@every_training
+@on_encoders([*TRAINED, *OF_VARIANTS])
 def test_a_run_resumes_bit_for_bit(
     tmp_path: Path, train: Callable[[str, str], Trained], objective: str, encoder: str
 ) -> None:
@@ -272,14 +279,14 @@ def test_a_run_resumes_bit_for_bit(
     assert_equal_params(resumed(config, run_dir, tmp_path), run_dir)
 
 
-@every_run
+@on_encoders([*RUNS, *OF_VARIANTS])
 def test_a_run_has_only_the_objectives_heads_in_every_verb(
     tmp_path: Path, train: Callable[[str, str], Trained], objective: str, encoder: str
 ) -> None:
     _, run_dir = train(objective, encoder)
-    run = open_run(run_dir)
-    assert run.heads == OBJECTIVES[objective].heads
-    assert run.settings["objective"]["kind"] == objective
+    run, kind = open_run(run_dir), variant_of(objective).kind
+    assert run.heads == OBJECTIVES[kind].heads
+    assert run.settings["objective"]["kind"] == kind
     parts = set(load_params(run, checkpoint="last").params)
     heads = {part for part in parts if part in HeadsSection.model_fields}
     assert heads == run.heads.of_pretraining
@@ -287,6 +294,11 @@ def test_a_run_has_only_the_objectives_heads_in_every_verb(
     scores = json.loads((run_dir / "evaluation.json").read_text())["scores"]
     assert math.isfinite(scores["loss"])
     exported = tmp_path / "exported"
+    if objective == "shared attention":
+        result = refused("export", run_dir, exported, "--to", "hf")
+        assert (result.key, result.values["found"]) == ("export.setting", "attention")
+        ok("export", run_dir, tmp_path / "program", "--to", "stablehlo")
+        return
     if encoder != "bert":
         assert refused("export", run_dir, exported, "--to", "tf").key == "export.encoder"
         ok("export", run_dir, tmp_path / "program", "--to", "stablehlo")
@@ -295,6 +307,29 @@ def test_a_run_has_only_the_objectives_heads_in_every_verb(
     _, report = getattr(transformers, name).from_pretrained(exported, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
+
+
+def test_readers_of_a_disentangled_run_see_the_sums(
+    tmp_path: Path, train: Callable[[str, str], Trained]
+) -> None:
+    _, run_dir = train("disentangled electra", "electra")
+    run = open_run(run_dir)
+    trained = load_params(
+        run, checkpoint="last", define=lambda run: define_model(objective_of(run).build)
+    ).params
+    ok("export", run_dir, tmp_path / "exported", "--to", "hf")
+    exported = transformers.ElectraForPreTraining.from_pretrained(tmp_path / "exported").electra
+    own = load_params(run, checkpoint="last").params
+    pairs = {"word": "word", "position": "position", "type": "token_type"}
+    for name, theirs in pairs.items():
+        table, delta, found = (
+            np.asarray(params["encoder"]["embeddings"][name])
+            for params in (trained, trained[DELTAS], own)
+        )
+        assert np.abs(delta).max() > 1e-5
+        np.testing.assert_array_equal(found, table + delta)
+        written = exported.get_parameter(f"embeddings.{theirs}_embeddings.weight")
+        np.testing.assert_array_equal(written.detach(), found[: len(written)])
 
 
 def test_init_from_works_across_objectives(

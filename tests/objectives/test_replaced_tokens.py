@@ -1,5 +1,6 @@
 """ELECTRA's loss against an independent computation, its metrics, and its settings."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -18,12 +19,14 @@ from bert_jax.objectives.replaced_token_detection import (
     ReplacedTokenDetection,
     corrupted,
 )
-from bert_jax.task import GENERATOR
+from bert_jax.task import DELTAS, GENERATOR
+from bert_jax.train.parameter_deltas import with_deltas
 from bert_jax.train.state import define_model, named
 from tests.interop.hf_checkpoints import under_their_names
 from tests.model.parts import fresh_params, model_of
 from tests.support import loss_of, relative_error, small_batch, small_encoder
 
+TABLES = ("word", "position", "type")
 SMALL = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
 
 
@@ -51,8 +54,11 @@ def torch_network(kind: Any, params: Any, architecture: Any, heads: Any) -> Any:
     return network
 
 
-def test_loss_and_gradients_equal_the_papers_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, batch = electra(weight=20.0), small_batch(rows=4)
+@pytest.mark.parametrize("sharing", ["shared", "gradient_disentangled"])
+def test_loss_and_gradients_equal_the_papers_formula(
+    monkeypatch: pytest.MonkeyPatch, sharing: str
+) -> None:
+    task, batch = electra(weight=20.0, embedding_sharing=sharing), small_batch(rows=4)
     # Distinct positions in a row: `small_batch` may repeat one.
     predictions = batch["masked_lm_ids"].shape[1]
     rng = np.random.default_rng(1)
@@ -70,9 +76,9 @@ def test_loss_and_gradients_equal_the_papers_formula(monkeypatch: pytest.MonkeyP
     )
     (loss, metrics), gradient = jax.device_get(compute(params, batch))
 
-    ours = {part: params[part] for part in params if part != GENERATOR}
+    ours = with_deltas({part: params[part] for part in params if part != GENERATOR})
     theirs = jax.tree.map(lambda leaf: leaf, params[GENERATOR])
-    for name in replaced_token_detection.SHARED:
+    for name in TABLES:
         theirs["encoder"]["embeddings"][name] = params["encoder"]["embeddings"][name]
     model = torch_network(ElectraForPreTraining, ours, task.architecture, task.heads)
     generator = torch_network(ElectraForMaskedLM, theirs, task.generator, GENERATOR_HEADS)
@@ -107,24 +113,42 @@ def test_loss_and_gradients_equal_the_papers_formula(monkeypatch: pytest.MonkeyP
     assert scores["replaced_precision"] == pytest.approx(hits.sum() / (logits_found > 0).sum())
     # Hugging Face's networks do not share embeddings, so their gradients are summed here.
     expected = {name: leaf.grad.numpy() for name, leaf in model.named_parameters()}
-    for name in ("word", "position", "token_type"):
-        key = f"electra.embeddings.{name}_embeddings.weight"
-        expected[key] = expected[key] + generator.get_parameter(key).grad.numpy()
+    for name, theirs in zip(TABLES, ("word", "position", "token_type"), strict=True):
+        key = f"electra.embeddings.{theirs}_embeddings.weight"
+        of_generator, of_model = generator.get_parameter(key).grad.numpy(), expected[key]
+        if sharing == "shared":
+            expected[key] = of_generator + of_model
+        else:  # each table has the gradient of one loss
+            expected[key] = of_generator
+            of_delta = gradient[DELTAS]["encoder"]["embeddings"][name][: len(of_model)]
+            assert relative_error(of_delta, of_model) < 1e-4
     trained = {part: gradient[part] for part in ours}
     for name, leaf in under_their_names(trained, task.architecture, task.heads).items():
         if "key.bias" not in name:  # softmax cancels this bias
             assert relative_error(leaf, expected[name]) < 1e-4, name
 
 
-def test_both_networks_share_their_embeddings_if_set() -> None:
-    shared, apart = (
-        dict(named(define_model(electra(share_embeddings=share).build).params))
-        for share in (True, False)
-    )
-    tables = {f"generator/encoder/embeddings/{name}" for name in ("word", "position", "type")}
-    assert apart.keys() - shared.keys() == tables
-    assert shared.keys() - apart.keys() == set()
-    assert apart["generator/encoder/embeddings/word"].shape == (256, 48)
+def test_both_networks_share_the_embeddings_that_are_set() -> None:
+    def names(**settings: Any) -> set[str]:
+        return {name for name, _ in named(define_model(electra(**settings).build).params)}
+
+    shared, apart = names(), names(embedding_sharing="none")
+    assert apart - shared == {f"generator/encoder/embeddings/{name}" for name in TABLES}
+    assert shared - apart == set()
+    only_words = names(shared_embeddings=["word"])
+    assert apart - only_words == {"generator/encoder/embeddings/word"}
+    disentangled = names(embedding_sharing="gradient_disentangled", shared_embeddings=["word"])
+    assert disentangled - only_words == {"deltas/encoder/embeddings/word"}
+
+
+def test_disentangled_networks_start_with_equal_embeddings() -> None:
+    task = electra(embedding_sharing="gradient_disentangled")
+    deltas = [leaf for _, leaf in named(fresh_params(task)[DELTAS])]
+    assert len(deltas) == len(TABLES)
+    assert not any(leaf.any() for leaf in deltas)
+    sinusoidal = small_encoder("electra", position_embedding="sinusoidal")
+    changed = dataclasses.replace(task, architecture=sinusoidal, generator=sinusoidal)
+    assert fresh_params(changed)[DELTAS]["encoder"]["embeddings"].keys() == {"word", "type"}
 
 
 def test_a_masked_token_is_replaced_only_where_there_is_a_prediction() -> None:

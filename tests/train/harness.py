@@ -19,6 +19,7 @@ from bert_jax.task import HostBatch, Objective
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
+from tests.objectives.runs import variant_of
 from tests.objectives.teachers import frozen_params, small_teacher
 from tests.support import on_mesh, relative_error, small_batch, small_encoder
 
@@ -35,7 +36,7 @@ QUICK: Any = {"xla_backend_optimization_level": 0}
 class Setting:
     """Settings of training except the mesh. Hashable, because they are keys of caches."""
 
-    objective: str = "bert"
+    objective: str = "bert"  # its name, or the name of a variant
     encoder: str = "bert"
     dropout: float = 0.0
     optimizer: str = "adamw"
@@ -50,11 +51,12 @@ class Setting:
     def task(self) -> Objective:
         kernels = {"attention": self.attention, "loss": self.loss}
         execution = {"dtype": "float32", "unroll": self.unroll, **kernels}
-        needed = {"teacher": str(small_teacher())} if self.objective == "distill" else {}
-        architecture = small_encoder(self.encoder, **dict(self.changes))
+        variant = variant_of(self.objective)
+        needed = {"teacher": str(small_teacher())} if variant.kind == "distill" else {}
+        architecture = small_encoder(self.encoder, **(variant.changes | dict(self.changes)))
         return (
-            OBJECTIVES[self.objective]
-            .model_validate(needed)
+            OBJECTIVES[variant.kind]
+            .model_validate(needed | variant.settings)
             .make(
                 architecture=architecture.with_dropout(self.dropout),
                 execution=Execution.model_validate(execution),

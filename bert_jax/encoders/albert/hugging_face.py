@@ -33,6 +33,8 @@ class AlbertConfig(AlbertArchitecture, HfConfig):
         "eos_token_id": "sep",
     }
 
+    fixed: ClassVar[Mapping[str, object]] = {**HfConfig.fixed, "share": "all"}
+
     inner_group_num: int = 1
 
     @pydantic.field_validator("inner_group_num")

@@ -3,8 +3,13 @@
 from jaxtyping import Array, Float
 
 from bert_jax.encoders.albert.section import AlbertArchitecture
-from bert_jax.model.heads import HEAD_GROUPS, NextSentenceHead
-from bert_jax.model.post_norm import POST_NORM_GROUPS
+from bert_jax.model.heads import (
+    HEAD_GROUPS,
+    REPLACED_TOKENS,
+    NextSentenceHead,
+    ReplacedTokenHead,
+)
+from bert_jax.model.post_norm import POST_NORM_GROUPS, shared_groups
 from bert_jax.model.post_norm_model import PostNormModel
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
@@ -22,6 +27,7 @@ class Albert(PostNormModel):
             *POST_NORM_GROUPS,
             ParameterGroup("pooler", "pooler", title="the pooler"),
             ParameterGroup("next_sentence", "heads", title="the sentence-order head"),
+            REPLACED_TOKENS,
             *HEAD_GROUPS,
         )
     )
@@ -30,12 +36,14 @@ class Albert(PostNormModel):
         self, *, architecture: AlbertArchitecture, execution: Execution, heads: HeadsSection
     ) -> None:
         super().__init__(architecture=architecture, execution=execution, heads=heads)
-        self.groups = self.groups.shared(architecture.sharing)
+        self.groups = shared_groups(self.groups, architecture)
         if heads.task is not None and heads.task_dropout is None:
             self.task_dropout = architecture.classifier_dropout_prob
+        parts = {"architecture": architecture, "execution": execution}
         if heads.next_sentence:
-            parts = {"architecture": architecture, "execution": execution}
             self.next_sentence = NextSentenceHead(**parts)
+        if heads.replaced_tokens:
+            self.replaced_tokens = ReplacedTokenHead(**parts)
 
     def next_sentence_logits(
         self, cls_BED: Float[Array, "batch examples hidden"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
 import pydantic
 
 from bert_jax.errors import SettingError
-from bert_jax.model.architecture import FactorisedArchitecture
-from bert_jax.model.section import ModelSection, changes_of
+from bert_jax.model.architecture import FactorisedArchitecture, Sublayer
+from bert_jax.model.section import HeadsSection, ModelSection, changes_of
 from bert_jax.section import Section
 
 Size = Literal["base", "large", "xlarge", "xxlarge"]
@@ -35,8 +35,12 @@ class AlbertArchitecture(FactorisedArchitecture):
     embedding_size: int | None = pydantic.Field(default=128, ge=1, le=1 << 16)
     """Width of the embeddings."""
     num_hidden_groups: int = pydantic.Field(default=1, ge=1, le=1000)
-    """Number of groups of consecutive layers. The layers of a group share all parameters. 1: all
-    layers share them, as in the released models."""
+    """Number of groups of consecutive layers. The layers of a group share parameters. 1: all layers
+    share them, as in the released models."""
+    share: Literal["all", "attention", "ffn"] = "all"
+    """The parameters that the layers of a group share (arXiv 1909.11942, section 4.5). `attention`:
+    attention and its LayerNorm. `ffn`: the FFN and its LayerNorm. `all`: both, as in the released
+    models."""
     hidden_dropout_prob: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Dropout rate of embeddings and of the outputs of attention and FFN."""
     attention_probs_dropout_prob: float = pydantic.Field(default=0.0, ge=0, lt=1)
@@ -46,13 +50,19 @@ class AlbertArchitecture(FactorisedArchitecture):
 
     @property
     def sharing(self) -> tuple[int, ...]:
-        """Number of consecutive layers that use each entry of the stacked parameters.
+        """Number of layers in each group.
 
         Source: google-research/albert `modeling.py`, `transformer_model`.
         """
         depth, groups = self.num_hidden_layers, self.num_hidden_groups
         sizes = Counter(int(layer / (depth / groups)) for layer in range(depth))
         return tuple(sizes[group] for group in range(groups))
+
+    def sharing_of(self, sublayer: Sublayer) -> tuple[int, ...]:
+        """Returns the layers of each entry of a sublayer, see `EncoderArchitecture`."""
+        if self.share in ("all", sublayer):
+            return self.sharing
+        return (1,) * self.num_hidden_layers
 
     @property
     def projects_embeddings(self) -> bool:
@@ -106,3 +116,5 @@ class AlbertSection(ModelSection):
     architecture: AlbertArchitectureChanges = AlbertArchitectureChanges()
     """The whole architecture, or changes to `size`, such as dropout and positions. Layers, widths
     and heads must come from one source."""
+    heads: HeadsSection = HeadsSection(replaced_tokens=True)
+    """The heads of the model. In pretraining, the objective determines them."""

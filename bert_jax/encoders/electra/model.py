@@ -4,13 +4,12 @@ from jaxtyping import Array, Float
 
 from bert_jax.encoders.electra.section import ElectraArchitecture
 from bert_jax.model.dropout import dropout
-from bert_jax.model.heads import HEAD_GROUPS, Pooler, ReplacedTokenHead
+from bert_jax.model.heads import HEAD_GROUPS, REPLACED_TOKENS, Pooler, ReplacedTokenHead
 from bert_jax.model.layers import ACTIVATIONS, subkey
 from bert_jax.model.post_norm import POST_NORM_GROUPS
 from bert_jax.model.post_norm_model import PostNormModel
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
-from bert_jax.task import GENERATOR
 
 
 class Electra(PostNormModel):
@@ -22,10 +21,8 @@ class Electra(PostNormModel):
 
     groups = ParameterGroups(
         (
-            *(each._replace(prefix=f"{GENERATOR}/{each.prefix}") for each in POST_NORM_GROUPS),
-            ParameterGroup(GENERATOR, "heads", title="the generator"),
             *POST_NORM_GROUPS,
-            ParameterGroup("replaced_tokens", "heads", title="the replaced-token head"),
+            REPLACED_TOKENS,
             ParameterGroup("classifier", "heads", title="the classifier's dense layer"),
             *HEAD_GROUPS,
         )

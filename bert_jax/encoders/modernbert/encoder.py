@@ -25,6 +25,7 @@ from bert_jax.model.initial import TruncatedNormal
 from bert_jax.model.layer_stack import (
     REMAT,
     default_unroll,
+    each_layer,
     gathered_params,
     split_layers,
     stacked,
@@ -40,7 +41,12 @@ from bert_jax.model.layers import (
 )
 from bert_jax.model.section import Execution, Implementation, Remat
 from bert_jax.model.tied_embedding import looked_up, shares_of
-from bert_jax.model.xla_attention import attention_probabilities, xla_attention
+from bert_jax.model.xla_attention import (
+    ScoreFunction,
+    Scores,
+    attention_scores,
+    xla_attention,
+)
 from bert_jax.parallel.sharding_rules import constrain
 
 _KEYS = 3  # dropout keys of a layer: attention weights, attention output, FFN
@@ -227,21 +233,34 @@ class ModernBertEncoder(nnx.Module):
         self, batch: Mapping[str, Array]
     ) -> Float[Array, "layers batch heads length length"]:
         """Returns the attention probabilities, see `EncoderModel.attention_maps`."""
+        functions, states = self.score_functions(batch), self.every_layer(batch)[:-1]
+        return jnp.stack(
+            [scores(x_BLD).probabilities for scores, x_BLD in zip(functions, states, strict=True)]
+        )
+
+    def score_functions(self, batch: Mapping[str, Array]) -> list[ScoreFunction]:
+        """Returns a function for each layer, see `Encoder`."""
         architecture, turns = self.architecture, self._turns(batch)
-        params, scales, _ = self._layers(None)
-        maps = []
-        for at, x_BLD in enumerate(self.every_layer(batch)[:-1]):
-            of_layer = jax.tree.map(lambda leaf, at=at: leaf[at], params)
-            layer = nnx.merge(nnx.graphdef(self.layers), of_layer)
-            _, normed = self._normed(x_BLD, scales[at], at=at)
-            turn = turns[architecture.is_global(at)]
-            q_BLHK, k_BLHK = (rotated(each(normed), turn) for each in (layer.query, layer.key))
-            window = None if architecture.is_global(at) else architecture.window
-            found = attention_probabilities(
-                q_BLHK, k_BLHK, batch["segment_ids"], window=window, causal=self.causal
+
+        def scores(x_BLD: Array, *, at: int, of_layer: Any) -> Scores:
+            params, scale, _ = of_layer
+            layer, is_global = (
+                nnx.merge(nnx.graphdef(self.layers), params),
+                architecture.is_global(at),
             )
-            maps.append(found)
-        return jnp.stack(maps)
+            _, normed = self._normed(x_BLD, scale, at=at)
+            q_BLHK, k_BLHK = (
+                rotated(each(normed), turns[is_global]) for each in (layer.query, layer.key)
+            )
+            window = None if is_global else architecture.window
+            segment_ids = batch["segment_ids"]
+            return attention_scores(q_BLHK, k_BLHK, segment_ids, window=window, causal=self.causal)
+
+        layers = each_layer(self._layers(None), sharing=architecture.sharing)
+        return [
+            functools.partial(scores, at=at, of_layer=of_layer)
+            for at, of_layer in enumerate(layers)
+        ]
 
     def _run(
         self,
