@@ -108,7 +108,7 @@ def scan_layers(
 
 
 def without_last_layer(params: Any, *, sharing: Sequence[int]) -> tuple[Any, tuple[int, ...], Any]:
-    """Returns the parameters of all layers but the last, their sharing, and those of the last.
+    """Returns parameters and sharing of all layers but the last, and the last layer's parameters.
 
     For the arguments, see `scan_layers`. The first result includes parameters of the last layer
     that other layers share.

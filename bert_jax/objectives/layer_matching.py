@@ -60,8 +60,8 @@ def attention_metrics(
     """Returns the sum over pairs of tokens of the mean squared difference of attention scores.
 
     The scores are those before the softmax (equation 7). Their differences are averaged over heads
-    and summed over the student's layers. A pair of which one token does not see the other counts
-    as equal. The scores of one layer exist at a time; the backward pass computes them again.
+    and summed over the student's layers. A pair counts as equal if one token does not see the
+    other. The scores of one layer exist at a time; the backward pass computes them again.
 
     Args:
         student: encoder of the student.

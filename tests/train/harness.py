@@ -172,12 +172,11 @@ def assert_same(found: Result, expected: Result) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(found[1])
     for (path, leaf), other in zip(leaves, jax.tree.leaves(expected[1]), strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if name.endswith(KEY_BIAS):
-            # The key bias adds a constant to all scores of a query, which softmax cancels. Its
-            # gradient is rounding error and depends on the order of summation, so only check that
-            # it stays near 0. A parameter with a real gradient moves by about PEAK.
-            assert max(np.abs(leaf).max(), np.abs(other).max()) < 0.01 * PEAK
-        else:
+        # The key bias adds a constant to all scores of a query, which softmax cancels. Unless the
+        # loss compares scores, its gradient is rounding error and depends on the order of
+        # summation, so it only has to stay near 0. With a real gradient, it moves by about PEAK.
+        moved = max(np.abs(leaf).max(), np.abs(other).max()) > 0.01 * PEAK
+        if moved or not name.endswith(KEY_BIAS):
             errors[name] = relative_error(leaf, other)
     assert len(errors) >= len(leaves) - 2  # a key bias of each network
     assert {name: error for name, error in errors.items() if error > 1e-5} == {}
