@@ -125,7 +125,6 @@ class PostNormEncoder(nnx.Module):
         self.embeddings = Embeddings(architecture=architecture, execution=execution)
         self.depth = architecture.num_hidden_layers
         layer = PostNormLayer(architecture=architecture, execution=execution, causal=causal)
-        self.causal = causal
         self.sharing = architecture.sharing
         depths = {part: len(architecture.sharing_of(of)) for part, of in SUBLAYERS.items()}
         self.layers = stacked(layer, depth=depths)

@@ -151,7 +151,10 @@ def find_checkpoint(run: Run, checkpoints: Checkpointer, asked: str) -> FoundChe
 
 
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
-    """Returns AdamW's moments for loaded parameters, or None if the checkpoint has none."""
+    """Returns AdamW's moments for loaded parameters, or None if the checkpoint has none.
+
+    Also returns None if the optimizer trained more than the run's own model, see `TRAINING_PARTS`.
+    """
     section = run.section("optimizer", OptimizerSection, verb="export")
 
     def read(checkpoints: Checkpointer) -> MomentsState | None:
@@ -164,6 +167,8 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
                 step=loaded.step,
             )
         if section.name != "adamw" or not checkpoints.on_disk.has(loaded.step, OPTIMIZER):
+            return None
+        if checkpoints.has_training_parts(loaded.step):
             return None
         optimizer = make_optimizer(section, loaded.model.axes)
         abstract = abstract_state(loaded.model, optimizer, loaded.mesh)

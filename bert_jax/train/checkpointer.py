@@ -131,6 +131,11 @@ class Checkpointer:
         found = self._files.read_arrays(path, wanted, skippable=TRAINING_PARTS)
         return found if DELTAS in abstract_params else with_deltas(found)
 
+    def has_training_parts(self, step: int) -> bool:
+        """Returns whether a checkpoint has parameters that the run's own model lacks."""
+        parts = self._files.parts(self._whole(step, PARAMS))
+        return not parts.keys().isdisjoint(TRAINING_PARTS)
+
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
         """Restores all but the parameters; the result has the parameters of `abstract`."""
         path = self._whole(step, OPTIMIZER)

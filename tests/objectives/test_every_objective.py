@@ -62,7 +62,7 @@ RUNS = [case for case in CASES if case[0] != "causal" or case[1] == "bert"]
 OF_VARIANTS = [
     ("disentangled electra", "electra"),
     ("shared attention", "albert"),
-    ("tinybert", "distilbert"),
+    ("tinybert", "bert"),
 ]
 TRAINED = [case for case in RUNS if case in NETWORKS]
 
@@ -72,7 +72,7 @@ def on_encoders(cases: list[tuple[str, str]]) -> Any:
     return pytest.mark.parametrize(("objective", "encoder"), cases, ids=ids)
 
 
-every_case, every_network = on_encoders(CASES), on_encoders(NETWORKS)
+every_network = on_encoders(NETWORKS)
 
 
 @pytest.mark.parametrize(
@@ -198,13 +198,13 @@ def loss_function(setting: Setting) -> Any:
     return losses
 
 
-@every_case
+@on_encoders([*CASES, ("tinybert", "bert")])
 @pytest.mark.usefixtures("greedy")
 def test_packed_rows_have_the_loss_and_gradients_of_single_rows(
     objective: str, encoder: str
 ) -> None:
     losses = loss_function(Setting(objective=objective, encoder=encoder))
-    pairs = OBJECTIVES[objective].heads.next_sentence
+    pairs = OBJECTIVES[variant_of(objective).kind].heads.next_sentence
     expected, found = losses(unpacked_batch(pairs=pairs)), losses(packed_batch(pairs=pairs))
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
     for name, (total, count) in expected.metrics.items():
@@ -213,9 +213,8 @@ def test_packed_rows_have_the_loss_and_gradients_of_single_rows(
     leaves = jax.tree_util.tree_leaves_with_path(expected.gradient)
     for (path, leaf), other in zip(leaves, jax.tree.leaves(found.gradient), strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if "key/bias" in name:  # softmax cancels this bias, so its gradient is rounding error
-            assert np.abs(other).max() < 1e-5
-        else:
+        # Softmax cancels a key's bias, so its gradient is rounding error in most losses.
+        if "key/bias" not in name or max(np.abs(leaf).max(), np.abs(other).max()) > 1e-5:
             assert relative_error(other, leaf) < 1e-5, name
 
 
@@ -302,6 +301,8 @@ def test_a_run_has_only_the_objectives_heads_in_every_verb(
     if encoder != "bert":
         assert refused("export", run_dir, exported, "--to", "tf").key == "export.encoder"
         ok("export", run_dir, tmp_path / "program", "--to", "stablehlo")
+    elif objective == "tinybert":  # trains a projection that the model lacks
+        ok("export", run_dir, tmp_path / "tensorflow", "--to", "tf")
     ok("export", run_dir, exported, "--to", "hf")
     (name,) = json.loads((exported / "config.json").read_text())["architectures"]
     _, report = getattr(transformers, name).from_pretrained(exported, output_loading_info=True)
@@ -361,22 +362,27 @@ def test_an_imported_model_has_the_objective_of_its_heads(
     assert (result.key, result.values["objective"]) == ("run.other_heads", "bert")
 
 
-def test_a_distilled_student_is_fine_tuned_and_exported(
-    tmp_path: Path, train: Callable[[str, str], Trained]
+@on_encoders([("distill", "distilbert"), *OF_VARIANTS])
+def test_a_run_with_a_second_model_is_fine_tuned_and_exported(
+    tmp_path: Path, train: Callable[[str, str], Trained], objective: str, encoder: str
 ) -> None:
     table, tuned = tmp_path / "table.csv", tmp_path / "tuned"
     texts = ["Return a new list.", "Raise an error.", "Open the file.", "Close the file."]
     rows = [f"{text},{'ab'[at % 2]}" for at, text in enumerate(texts * 4)]
     table.write_text("\n".join(["text,label", *rows]), encoding="utf-8")
     task = {"kind": "table", "train": str(table), "dev": str(table), "text": "text"}
-    settings: dict[str, Any] = {"init_from": str(train("distill", "distilbert").run_dir)}
+    settings: dict[str, Any] = {"init_from": str(train(objective, encoder).run_dir)}
     settings |= {"task": task | {"label": "label"}, "epochs": 1, "max_length": 16}
     values = {"run_dir": str(tuned), "finetune": settings}
     ok("finetune", write_config(tmp_path / "tune.yaml", values))
+    if objective == "shared attention":  # Hugging Face has no such model
+        ok("evaluate", tuned)
+        return
     ok("export", tuned, tmp_path / "exported", "--to", "hf")
     model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path / "exported", output_loading_info=True
     )
-    assert type(model).__name__ == "DistilBertForSequenceClassification"
+    names = {"bert": "Bert", "distilbert": "DistilBert", "electra": "Electra"}
+    assert type(model).__name__ == f"{names[encoder]}ForSequenceClassification"
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
