@@ -24,7 +24,7 @@ from bert_jax.inference.bucketed import InferenceModel, model_of_run
 from bert_jax.inference.fill_mask import Filled, MaskFiller
 from bert_jax.interop.importing import model_in_memory, read_checkpoint
 from bert_jax.interop.sources import fetch, is_hub_name
-from bert_jax.interop.tf_bert import is_tf
+from bert_jax.interop.tf_checkpoint import is_tf
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection, Pool
 from bert_jax.parallel.mesh import open_mesh

@@ -13,7 +13,7 @@ from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.tables import read_table
 from bert_jax.files.read import read_json_object, require_file
 from bert_jax.files.remote import is_remote
-from bert_jax.interop.sources import is_checkpoint, is_hub_name
+from bert_jax.interop.sources import CONFIGS, is_checkpoint, is_hub_name
 from bert_jax.model.section import ModelSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
@@ -127,7 +127,7 @@ def _model(origin: str, section: FinetuneSection) -> str:
         return f"{origin} is not checked before the run fetches it"
     root = epath.Path(origin)
     if is_checkpoint(origin):
-        for name in ("config.json", "bert_config.json"):
+        for name in CONFIGS:
             if (root / name).exists():
                 _check_positions(section, read_json_object(root / name))
         return f"{origin} is imported when the run starts"

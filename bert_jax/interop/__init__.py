@@ -1,1 +1,1 @@
-"""Import and export of checkpoints: Hugging Face, google-research/bert, StableHLO."""
+"""Import and export of checkpoints: Hugging Face, google-research, StableHLO."""

@@ -10,10 +10,10 @@ import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bert_jax.data.google_bert.tf_example import message_classes
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, shown
+from bert_jax.interop.sentencepiece_file import BPE, parse_model
 from bert_jax.section import Section
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.library_tokenizer import LibraryTokenizer, pipeline_bytes
@@ -41,21 +41,6 @@ from bert_jax.validation import validate
 FAST: Final = "tokenizer.json"
 _INPUTS: Final = ["input_ids", "token_type_ids", "attention_mask"]
 _UNTYPED_INPUTS: Final = ["input_ids", "attention_mask"]
-_BPE: Final = 2  # value of BPE in the enum TrainerSpec.ModelType; 1 is a unigram model
-# The two fields that we read from a SentencePiece model. The full definition in the sentencepiece
-# package needs a newer protobuf than TensorFlow Datasets allows.
-_SENTENCEPIECE: Final[Any] = message_classes("""
-name: "bert_jax/sentencepiece_parts.proto" package: "sentencepiece" syntax: "proto2"
-message_type {
-  name: "Trainer" field { name: "model_type" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 } }
-message_type {
-  name: "Normalizer"
-  field { name: "precompiled_charsmap" number: 2 label: LABEL_OPTIONAL type: TYPE_BYTES } }
-message_type {
-  name: "Model"
-  field { name: "trainer_spec" number: 2 label: LABEL_OPTIONAL type_name: "Trainer" }
-  field { name: "normalizer_spec" number: 3 label: LABEL_OPTIONAL type_name: "Normalizer" } }
-""")["Model"]
 # Special pieces score this much less than every other piece. Otherwise a unigram model would encode
 # the text "[unused1]" as the special piece.
 _SPECIAL_PENALTY: Final = 1000.0
@@ -267,10 +252,10 @@ def sentencepiece_pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Toke
     Its results differ from ours for the texts that docs/interop.md lists. Source: `SpmConverter` in
     Hugging Face transformers, `convert_slow_tokenizer.py`.
     """
-    parsed: Any = _SENTENCEPIECE.FromString(tokenizer.model)
+    parsed = parse_model(tokenizer.model)
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     scores = tokenizer.scores()  # without special pieces
-    if parsed.trainer_spec.model_type == _BPE:
+    if parsed.trainer_spec.model_type == BPE:
         model: models.Model = models.BPE(
             {piece: number for number, piece in enumerate(pieces)},
             list(_merges(scores)),

@@ -13,9 +13,10 @@ from bert_jax.interop.sentence_transformers import (
     is_sentence_transformers,
     read_sentence_transformers,
 )
+from bert_jax.interop.sentencepiece_file import find_albert_model, read_albert_model
 from bert_jax.interop.sources import no_directory
 from bert_jax.interop.tensor_conversion import Params, Pretrained
-from bert_jax.interop.tf_bert import is_tf, read_tf
+from bert_jax.interop.tf_checkpoint import is_tf, read_tf
 from bert_jax.model.section import Execution
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
@@ -25,12 +26,13 @@ from bert_jax.train.state import abstract_params, define_model
 def read_checkpoint(
     source: Path, *, tokenizer: str | None = None, lower_case: bool | None = None
 ) -> Pretrained:
-    """Reads a Hugging Face, sentence-transformers or google-research/bert checkpoint.
+    """Reads a checkpoint of Hugging Face, sentence-transformers or google-research.
 
     Args:
         source: directory of the checkpoint, or the prefix of a TensorFlow checkpoint's files.
         tokenizer: tokenizer directory, for a checkpoint without a tokenizer.
-        lower_case: whether to lower-case text, for a vocab.txt without tokenizer_config.json.
+        lower_case: whether to lower-case text, for a vocab.txt or ALBERT's SentencePiece model
+            without tokenizer_config.json.
 
     Raises:
         UserError: if there is no readable checkpoint, or a tensor does not fit the configuration.
@@ -41,6 +43,9 @@ def read_checkpoint(
     given: Tokenizer | None = None
     if tokenizer is not None:
         given = load_tokenizer(tokenizer)
+    elif is_tf(source) and (pieces := find_albert_model(directory)) is not None:
+        found = read_tf(source, tokenizer=read_albert_model(pieces, lower_case=lower_case))
+        return found._replace(files=(*found.files, pieces))
     elif lower_case is not None:
         given = load_wordpiece(directory, lower_case=lower_case)
     if is_tf(source):
@@ -52,7 +57,7 @@ def read_checkpoint(
     raise UserError(
         "import.no_checkpoint",
         "found no checkpoint, allowed: a directory from Hugging Face (config.json and "
-        "model.safetensors) or google-research/bert (bert_config.json and bert_model.ckpt.index)",
+        "model.safetensors) or google-research/bert, albert or electra (*.index and *.data-*)",
         place=source,
     )
 

@@ -16,7 +16,8 @@ from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
 from bert_jax.places import MODELS
 
-_CONFIGS: Final = ("config.json", "bert_config.json")
+CONFIGS: Final = ("config.json", "bert_config.json", "albert_config.json")
+"""Configurations of other programs' checkpoints."""
 _TOKENIZER: Final = (
     *("vocab.txt", "vocab.json", "merges.txt", "*.model"),
     *("tokenizer*.json", "special_tokens_map.json"),
@@ -28,7 +29,7 @@ _MODULES: Final = (
     *("*_Dense/model.safetensors", "*_Dense/pytorch_model.bin"),
 )
 # Patterns of weight files, in the order in which the readers look for them.
-_TF_WEIGHTS: Final = ("bert_model.ckpt*", "*.index")
+_TF_WEIGHTS: Final = ("*.index", "*.data-*-of-*")
 _HF_WEIGHTS: Final = (
     ("model*.safetensors*",),
     ("pytorch_model*",),
@@ -82,7 +83,7 @@ def fetch(source: str | os.PathLike[str]) -> Source:
                 name,
                 # The second request uses the commit of the first: the branch may have moved.
                 revision=directory.name or revision or None,
-                allow_patterns=[_CONFIGS[0], *_TOKENIZER, *_MODULES, *weights],
+                allow_patterns=[CONFIGS[0], *_TOKENIZER, *_MODULES, *weights],
                 endpoint=endpoint(),
             )
             directory = Path(found)
@@ -131,8 +132,13 @@ def is_checkpoint(source: str | os.PathLike[str]) -> bool:
     directory = Path(text)
     if (match := _PINNED.fullmatch(text)) and not directory.exists():
         return not (Path(match["path"]) / "config.yaml").exists()
-    has_config = any((directory / name).is_file() for name in _CONFIGS)
-    return has_config and not (directory / "config.yaml").exists()
+    has_files = any((directory / name).is_file() for name in CONFIGS) or _is_tf(directory)
+    return has_files and not (directory / "config.yaml").exists()
+
+
+def _is_tf(directory: Path) -> bool:
+    # ELECTRA's checkpoints have no configuration.
+    return bool(_matching(directory, _TF_WEIGHTS[:1]))
 
 
 def identify(source: str, *, cached: Path) -> Source:
@@ -173,7 +179,7 @@ def _sha256(directory: Path) -> str:
     """Returns a hash of the names and contents of the files that an import reads."""
     forms = (_matching(directory, patterns) for patterns in (_TF_WEIGHTS, *_HF_WEIGHTS))
     weights = next(filter(None, forms), set[Path]())
-    read = weights | _matching(directory, (*_CONFIGS, *_TOKENIZER, *_MODULES))
+    read = weights | _matching(directory, (*CONFIGS, *_TOKENIZER, *_MODULES))
     return sha256_of_files({file.relative_to(directory).as_posix(): file for file in read})
 
 

@@ -1,4 +1,4 @@
-"""`bert-jax export`: a run's checkpoint → Hugging Face, google-research/bert, StableHLO."""
+"""`bert-jax export`: a run's checkpoint → Hugging Face, google-research, StableHLO."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tensor_conversion import Pretrained
-from bert_jax.interop.tf_bert import read_tf, require_bert, write_tf
+from bert_jax.interop.tf_checkpoint import google_format, read_tf, write_tf
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.evaluation import read_evaluation
@@ -47,13 +47,6 @@ from transformers import AutoTokenizer, {kind}
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = {kind}.from_pretrained("{name}")
 ```"""
-
-TF_USAGE: Final = """```sh
-python run_classifier.py --init_checkpoint=bert_model.ckpt --bert_config_file=bert_config.json \\
-  --vocab_file=vocab.txt …
-```
-
-Set `--do_lower_case` as in `tokenizer_config.json`."""
 
 
 def export(
@@ -201,10 +194,12 @@ def _write(
         run.tokenizer.save(directory / TOKENIZER)
         usage = STABLEHLO_USAGE
     elif to == "tf":
-        require_bert(run.architecture)  # before the moments of another encoder are read
-        write_tf(directory, model._replace(moments=load_moments(run, loaded)))
+        format = google_format(run.architecture)
+        if format.has_moments:
+            model = model._replace(moments=load_moments(run, loaded))
+        write_tf(directory, model)
         again = read_tf(directory, tokenizer=run.tokenizer, with_moments=False)
-        usage = TF_USAGE
+        usage = format.usage
     else:
         chosen = write_hf(directory, model, kind=kind)
         usage, heads = HF_USAGE.format(kind=chosen, name=title), f"{heads} ({chosen})"

@@ -1,4 +1,4 @@
-"""`bert-jax import`: a Hugging Face or google-research/bert checkpoint → a run directory."""
+"""`bert-jax import`: a checkpoint of Hugging Face or google-research → a run directory."""
 
 import contextlib
 from collections.abc import Mapping
@@ -51,8 +51,8 @@ def import_checkpoint(
     the checkpoint has Adam's moments, `pretrain` resumes from its step.
 
     Args:
-        source: a local directory with a Hugging Face or google-research/bert checkpoint; the path
-            of a google-research/bert checkpoint without ``.index``; or a model on a hub with an
+        source: a local directory with a checkpoint of Hugging Face or google-research; the path
+            of a TensorFlow checkpoint without ``.index``; or a model on a hub with an
             optional revision: ``google-bert/bert-base-uncased@main``. ``provenance.json`` records
             the source.
         run_dir: a new local directory.
@@ -95,7 +95,7 @@ class Origin(NamedTuple):
 def find_origin(source: str) -> Origin:
     """Returns a run with the parameters of a source, imported into the cache if necessary.
 
-    `source`: a run directory; a local Hugging Face or google-research/bert directory, with an
+    `source`: a run directory; a local directory of Hugging Face or google-research, with an
     optional ``@`` and the SHA-256 of its contents; or a model on a hub. Raises UserError like
     `fetch`, `identify` and `import_checkpoint`.
     """

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bert_jax.encoders.bert.google_bert import google_names
+from bert_jax.encoders.bert.google import names
 from bert_jax.encoders.bert.model import Bert
 from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.interop.tensor_conversion import Pretrained, definition_of, expand
-from bert_jax.interop.tf_bert import read_tf, write_tf
+from bert_jax.interop.tf_checkpoint import read_tf, write_tf
 from bert_jax.model.section import Execution, HeadsSection
 from tests.interop.hf_checkpoints import bind
 from tests.interop.reference_modeling import (
@@ -120,6 +120,7 @@ def test_round_trip_keeps_slots_and_step_byte_for_byte(tmp_path: Path) -> None:
         "bert_config.json",
         "bert_model.ckpt.data-00000-of-00001",
         "bert_model.ckpt.index",
+        "checkpoint",
         "tokenizer_config.json",
         "vocab.txt",
     ]
@@ -195,7 +196,7 @@ def test_the_table_names_exactly_google_researchs_variables(
     labels = ("a", "b", "c") if task == "sequence_classification" else ()
     architecture = BertArchitecture(**config._asdict())
     model = definition_of(architecture, HeadsSection(task=task, labels=labels))
-    placements = expand(google_names(task), model, vocab_size=vocab_size)
+    placements = expand(names(task), model, vocab_size=vocab_size)
     theirs = pretraining_shapes(config)
     if task == "sequence_classification":
         theirs |= {"output_weights": (3, config.hidden_size), "output_bias": (3,)}

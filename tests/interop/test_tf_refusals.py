@@ -10,8 +10,8 @@ import pytest
 from bert_jax.data.google_bert.tfrecord import masked_crc
 from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.interop.tensor_conversion import Pretrained
-from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.interop.tf_bundle import TfBundle
+from bert_jax.interop.tf_checkpoint import read_tf, write_tf
 from bert_jax.model.section import HeadsSection
 from tests.interop.reference_modeling import draw, pretraining_shapes
 from tests.interop.tf1_writer import (
@@ -162,7 +162,7 @@ def test_a_contradictory_configuration_is_refused(tmp_path: Path) -> None:
     read_refused(prefix, "model.activation", found="gelu_new", allowed=["gelu", "relu"])
     config = tmp_path / "bert_config.json"
     config.unlink()
-    read_refused(prefix, "import.no_bert_config", place=config)
+    read_refused(prefix, "import.no_google_config", place=config)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_contradictory_configuration_is_refused(tmp_path: Path) -> None:
 def test_inexpressible_models_are_refused_before_writing(
     tmp_path: Path, architecture: Any, heads: Any, tokenizer: Any, place: str, found: object
 ) -> None:
-    with refuses("export.not_in_google_bert", place=place, found=found):
+    with refuses("export.not_in_google", place=place, found=found):
         write_tf(
             tmp_path,
             Pretrained(

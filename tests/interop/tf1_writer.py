@@ -14,9 +14,13 @@ from tests.tensorflow_alone import tf
 
 
 def write_tf1(
-    directory: Path, variables: Mapping[str, np.ndarray], *, global_step: int | None = None
+    directory: Path,
+    variables: Mapping[str, np.ndarray],
+    *,
+    global_step: int | None = None,
+    prefix_name: str = "bert_model.ckpt",
 ) -> Path:
-    """Saves variables with a TF1 session.
+    """Saves variables with a TF1 session, as files that begin with `prefix_name`.
 
     Returns:
         The prefix of the checkpoint's files.
@@ -31,7 +35,7 @@ def write_tf1(
         held = [variable for variable in v1.global_variables() if variable.name != "global_step:0"]
         session.run(v1.variables_initializer(held))
         prefix = v1.train.Saver().save(
-            session, str(directory / "bert_model.ckpt"), write_meta_graph=False
+            session, str(directory / prefix_name), write_meta_graph=False
         )
     return Path(prefix)
 

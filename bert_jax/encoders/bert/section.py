@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
 import pydantic
 from etils import epath
 
+from bert_jax.encoders.google_format import ACTIVATIONS, rename_activation
 from bert_jax.errors import SettingError, UserError
 from bert_jax.files.read import read_json_object
-from bert_jax.model.architecture import Activation, PostNormArchitecture
+from bert_jax.model.architecture import PostNormArchitecture
 from bert_jax.model.section import ModelSection, SizeSource, changes_of
 from bert_jax.section import PathText, Section
 from bert_jax.validation import validate
@@ -25,9 +26,6 @@ RELEASED: Final[dict[Size, tuple[int, int, int]]] = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
-
-# In google-research/bert, "gelu" is the tanh approximation.
-GOOGLE_BERT_ACTIVATIONS: Final[dict[str, Activation]] = {"gelu": "gelu_tanh", "relu": "relu"}
 
 
 class BertArchitecture(PostNormArchitecture):
@@ -98,16 +96,7 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
         # Delete unused keys of the multilingual and Chinese models.
         for key in [key for key in values if key.startswith("pooler_") or key == "directionality"]:
             del values[key]
-        activation = str(values.get("hidden_act", "gelu"))
-        if activation not in GOOGLE_BERT_ACTIVATIONS:
-            raise UserError(
-                "model.activation",
-                'hidden_act is "{found}", allowed: {allowed}',
-                place=path,
-                found=f"{activation:.60}",
-                allowed=list(GOOGLE_BERT_ACTIVATIONS),
-            )
-        values["hidden_act"] = GOOGLE_BERT_ACTIVATIONS[activation]
+        values["hidden_act"] = rename_activation(values, ACTIVATIONS, place=path)
         if values.get("vocab_size", vocab_size) != vocab_size:
             raise UserError(
                 "model.vocab_size_of_file",

@@ -1,0 +1,302 @@
+"""Reads and writes TensorFlow checkpoints of google-research/bert, albert and electra.
+
+The files are ``NAME.index``, ``NAME.data-*``, a configuration and a tokenizer.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from etils import epath
+
+from bert_jax.encoders.google_format import (
+    GLOBAL_STEP,
+    KINDS,
+    MU,
+    NU,
+    OUTPUT_BIAS,
+    OUTPUT_WEIGHTS,
+    SCOPES,
+    SQUAD,
+    GoogleFormat,
+)
+from bert_jax.encoders.registry import encoder_module
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import write_whole
+from bert_jax.interop.tensor_conversion import (
+    Params,
+    Placement,
+    Pretrained,
+    definition_of,
+    expand,
+    read_params,
+    reason_to_ignore,
+    their_tensors,
+)
+from bert_jax.interop.tf_bundle import INDEX, TfBundle, write_bundle
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import HeadsSection
+from bert_jax.optim.optimizer import MomentsState
+from bert_jax.text import Tokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
+
+# File in which TensorFlow looks up the newest checkpoint of a directory.
+_STATE: Final = "checkpoint"
+_POOLER: Final = SCOPES["pooler"]
+
+
+def is_tf(path: epath.PathLike) -> bool:
+    """Returns whether a directory, or the directory of a prefix, has a TensorFlow checkpoint."""
+    given = epath.Path(path)
+    beside = given if given.is_dir() else given.parent
+    return any(beside.glob(f"*{INDEX}"))
+
+
+def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer, with_moments: bool = True) -> Pretrained:
+    """Reads a checkpoint of google-research/bert, albert or electra with all of its heads.
+
+    ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
+
+    The path is the prefix of the checkpoint's files, or a directory with one checkpoint. The names
+    of the variables determine the encoder, and its configuration must be in the same directory. A
+    checkpoint of `run_classifier.py` does not name its outputs, so they are called LABEL_0,
+    LABEL_1, …, as in Hugging Face transformers. If the checkpoint has Adam's moments and the global
+    step, the model has them too; `with_moments` determines whether the moments are read. Of
+    ELECTRA, the discriminator is read.
+
+    Raises:
+        UserError: if a file is missing or damaged, the configuration contradicts the vocabulary or
+            the tensors, or a tensor is missing, unknown, of another shape or of another type.
+    """
+    source = TfBundle(path)
+    format = _recognise(source)
+    config = epath.Path(source.path).parent / format.config
+    shapes = {name: spec.shape for name, spec in source.specs.items()}
+    architecture = format.read(config, shapes, tokenizer.vocab_size)
+    if architecture.vocab_size < tokenizer.vocab_size:
+        raise UserError(
+            "import.vocab_size",
+            "found {found}, but the tokenizer has {pieces} pieces",
+            place=f"{source.path}: vocab_size",
+            found=architecture.vocab_size,
+            pieces=tokenizer.vocab_size,
+        )
+    heads = _find_heads(source, format)
+    ours, placements = _placements(format, architecture, heads)
+    moments = {
+        each.name + suffix: "one of Adam's moments, which are read after the parameters"
+        for each in placements
+        for suffix in (MU, NU)
+    }
+    ignored = {**format.ignored, **(moments if format.has_moments else {})}
+    reasons = {name: reason_to_ignore(name, format.ignored) for name in source.specs}
+    with_moments = with_moments and format.has_moments
+    return Pretrained(
+        architecture,
+        heads,
+        read_params(source, placements, ours, ignored=ignored),
+        tokenizer,
+        moments=_read_moments(source, _trained(placements, heads), ours) if with_moments else None,
+        step=_read_global_step(source),
+        files=(*([Path(config)] if config.exists() else []), *source.files),
+        ignored={name: reason for name, reason in reasons.items() if reason is not None},
+        notes=_notes(config, architecture),
+    )
+
+
+def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
+    """Writes a checkpoint for google-research/bert, albert or electra.
+
+    The tokenizer's casing is stored in tokenizer_config.json; the repositories have a flag for it.
+    If the model has moments, `run_pretraining.py` of BERT and ALBERT resumes with them.
+
+    Args:
+        directory: existing directory.
+        model: model with NumPy arrays, or JAX arrays on the host. Contiguous arrays are not copied.
+
+    Raises:
+        UserError: if the format cannot express a setting that changes the model's results,
+            TensorFlow is not installed, or the directory cannot be written to.
+    """
+    root = epath.Path(directory)
+    format = google_format(model.architecture)
+    _check_expressible(format, model.architecture, model.heads, model.tokenizer)
+    _, placements = _placements(format, model.architecture, model.heads)
+    write_bundle(root / format.checkpoint, _tensors(format, placements, model))
+    write_whole(root / _STATE, f'model_checkpoint_path: "{format.checkpoint}"\n'.encode())
+    model.tokenizer.save(root)
+    values = format.write(model.architecture)
+    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
+    write_whole(root / format.config, text.encode())
+
+
+def google_format(architecture: EncoderArchitecture) -> GoogleFormat:
+    """Returns the format of an encoder. Raises UserError if it has none."""
+    if architecture.kind in KINDS:
+        return encoder_module(architecture.kind, "google").FORMAT
+    raise UserError(
+        "export.encoder",
+        "found {found}, allowed with --to tf: {allowed}. Use --to hf.",
+        place="model.kind",
+        found=architecture.kind,
+        allowed=list(KINDS),
+    )
+
+
+def _recognise(source: TfBundle) -> GoogleFormat:
+    """Returns the format of a checkpoint by the names of its variables."""
+    formats = [encoder_module(kind, "google").FORMAT for kind in reversed(KINDS)]
+    return next(each for each in formats if any(map(each.recognise, source.specs)))
+
+
+def _notes(config: epath.Path, architecture: EncoderArchitecture) -> tuple[str, ...]:
+    if config.exists():
+        return ()
+    heads = architecture.num_attention_heads
+    return (
+        f"found no {config.name}: the shapes of the variables determine the sizes. They do not "
+        f"show the number of attention heads: assumed {heads}, as in google-research/electra",
+    )
+
+
+def _placements(
+    format: GoogleFormat, architecture: EncoderArchitecture, heads: HeadsSection
+) -> tuple[Params, Sequence[Placement]]:
+    """Returns the shapes of our parameters, and a placement for each TensorFlow variable."""
+    definition = definition_of(architecture, heads)
+    rules = format.names(heads.task)
+    return definition.params, expand(rules, definition, vocab_size=architecture.vocab_size)
+
+
+def _find_heads(source: TfBundle, format: GoogleFormat) -> HeadsSection:
+    """Returns every head with at least one tensor. `read_params` then requires all its tensors."""
+
+    def has(prefix: str) -> bool:
+        return any(name.startswith(prefix) for name in source.specs)
+
+    found = {head: has(scope) for head, scope in format.heads.items()}
+    outputs = [
+        source.specs[name].shape for name in (OUTPUT_WEIGHTS, OUTPUT_BIAS) if name in source.specs
+    ]
+    outputs = outputs if "sequence_classification" in format.tasks else []
+    squad = "question_answering" in format.tasks and has(SQUAD)
+    if outputs and squad:
+        raise UserError(
+            "import.two_task_heads",
+            "found a classifier's {found:and}*, allowed: one fine-tuned head",
+            place=source.path,
+            found=[OUTPUT_BIAS, SQUAD],
+        )
+    if outputs and not sum(outputs[0][:1]):
+        raise UserError(
+            "import.no_outputs",
+            "found a classifier without outputs, allowed: one or more",
+            place=source.path,
+        )
+    return HeadsSection(
+        pooler=found.get("pooler", False) or found.get("next_sentence", False) or bool(outputs),
+        mlm=found.get("mlm", False),
+        next_sentence=found.get("next_sentence", False),
+        replaced_tokens=found.get("replaced_tokens", False),
+        task="sequence_classification" if outputs else "question_answering" if squad else None,
+        labels=tuple(f"LABEL_{index}" for index in range(outputs[0][0])) if outputs else (),
+        problem="single_label" if outputs else None,
+    )
+
+
+def _trained(placements: Sequence[Placement], heads: HeadsSection) -> list[Placement]:
+    """Returns the placements of variables that have moments.
+
+    The pooler of `run_squad.py` has no gradient, and `optimization.py` makes no moments for a
+    variable without a gradient.
+    """
+    squad = heads.task == "question_answering"
+    return [each for each in placements if not (squad and each.name.startswith(_POOLER))]
+
+
+def _suffixed(placements: Sequence[Placement], suffix: str) -> list[Placement]:
+    return [each._replace(name=each.name + suffix) for each in placements]
+
+
+def _read_moments(
+    source: TfBundle, trained: Sequence[Placement], shapes: Params
+) -> MomentsState | None:
+    """Returns the moments, or None if the checkpoint has none.
+
+    Raises UserError if some moments are missing.
+    """
+    if not any(name.endswith((MU, NU)) for name in source.specs):
+        return None
+
+    def read(suffix: str) -> Params:
+        others = {name: "not this moment" for name in source.specs if not name.endswith(suffix)}
+        return read_params(source, _suffixed(trained, suffix), shapes, ignored=others)
+
+    return MomentsState(mu=read(MU), nu=read(NU))
+
+
+def _read_global_step(source: TfBundle) -> int | None:
+    spec = source.specs.get(GLOBAL_STEP)
+    if spec is None:
+        return None
+    if spec.shape != () or spec.dtype not in (np.dtype(np.int64), np.dtype(np.int32)):
+        raise UserError(
+            "tensor.global_step",
+            "tensor {name} is {found}, allowed: int64[]",
+            place=source.path,
+            name=GLOBAL_STEP,
+            found=f"{spec.dtype}{list(spec.shape)}",
+        )
+    return int(source.read(GLOBAL_STEP))
+
+
+def _tensors(
+    format: GoogleFormat, placements: Sequence[Placement], model: Pretrained
+) -> Iterator[tuple[str, np.ndarray]]:
+    yield from their_tensors(model.params, placements)
+    if model.moments is not None and format.has_moments:
+        trained = _trained(placements, model.heads)
+        yield from their_tensors(model.moments.mu, _suffixed(trained, MU))
+        yield from their_tensors(model.moments.nu, _suffixed(trained, NU))
+    if model.step is not None:
+        yield GLOBAL_STEP, np.asarray(model.step, np.int64)
+
+
+def _check_expressible(
+    format: GoogleFormat,
+    architecture: EncoderArchitecture,
+    heads: HeadsSection,
+    tokenizer: Tokenizer,
+) -> None:
+    """Raises UserError for settings that the repository would silently ignore."""
+
+    def refuse(key: str, found: object, allowed: Sequence[object]) -> UserError:
+        return UserError(
+            "export.not_in_google",
+            "found {found}, allowed in {repository}: {allowed}",
+            place=key,
+            found=found,
+            repository=format.repository,
+            allowed=allowed,
+        )
+
+    for setting, found, allowed in format.limits(architecture):
+        if found not in allowed:
+            raise refuse(f"model.architecture.{setting}", found, allowed)
+    if heads.task is not None and heads.task not in format.tasks:
+        raise refuse("model.heads.task", heads.task, list(format.tasks) or ["no task"])
+    if heads.problem not in (None, "single_label"):
+        raise refuse("model.heads.problem", heads.problem, ["single_label"])
+    if not isinstance(tokenizer, format.tokenizers):
+        allowed = [each.__name__ for each in format.tokenizers]
+        raise refuse("tokenizer", type(tokenizer).__name__, allowed)
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        return
+    if not tokenizer.chinese:
+        raise refuse("tokenizer.chinese", False, [True])
+    if tokenizer.strip_accents not in (None, tokenizer.lower_case):
+        raise refuse(
+            "tokenizer.strip_accents", tokenizer.strip_accents, [None, tokenizer.lower_case]
+        )

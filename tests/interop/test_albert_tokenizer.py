@@ -1,0 +1,99 @@
+"""The SentencePiece model of google-research/albert, compared with its code and the library."""
+
+import json
+import unicodedata
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from bert_jax.interop.sentencepiece_file import read_albert_model
+from bert_jax.pipelines.python_docs import write_python_docs
+from bert_jax.text import load_tokenizer
+from tests.interop.hf_checkpoints import read_run
+from tests.interop.reference_modeling import draw
+from tests.interop.test_tf_albert_electra import ALBERT_CONFIG, albert_shapes
+from tests.interop.tf1_writer import write_tf1
+from tests.project import ok, refused, refuses
+
+PIECES = 700
+TEXTS = (
+    "In 1990, 13930, and 1995. (It's 5,000 £ or 10,,) ",
+    "Café  naïve Ｆｕｌｌ ﬁnal — “quoted” [MASK] <pad> [SEP]",
+    "ÅNGSTRÖM ½ 東京 ẛ̣ tab\there",
+    "",
+    "unrelatedwordswithoutspaces,1999,x,",
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    directory = tmp_path_factory.mktemp("docs")
+    write_python_docs(directory)
+    files = sorted(directory.glob("*.txt"))
+    lines = "\n".join(file.read_text(encoding="utf-8") for file in files).splitlines()
+    return [line.strip() for line in lines if line.strip()][:4000]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, text: list[str]) -> Path:
+    """A model that is trained with the options of google-research/albert's README."""
+    directory = tmp_path_factory.mktemp("model")
+    numbers = [f"in {year}, {year * 7}, and {year}." for year in range(1900, 1990)]
+    (directory / "text").write_text("\n".join(text[:2000] + numbers).lower(), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.Train(
+        f"--input={directory}/text --model_prefix={directory}/30k-clean --vocab_size={PIECES} "
+        "--pad_id=0 --unk_id=1 --eos_id=-1 --bos_id=-1 --control_symbols=[CLS],[SEP],[MASK] "
+        '--user_defined_symbols=(,),",-,.,–,£,€ --model_type=unigram --minloglevel=2'
+    )
+    return directory / "30k-clean.model"
+
+
+def googles_ids(model: sentencepiece.SentencePieceProcessor, text: str) -> list[int]:
+    """Transcription of `preprocess_text` and `encode_pieces` of google-research/albert."""
+    text = unicodedata.normalize("NFKD", " ".join(text.split()))
+    text = "".join(char for char in text if not unicodedata.combining(char)).lower()
+    pieces: list[str] = []
+    for piece in model.encode(text, out_type=str):
+        if len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit():
+            parts = model.encode(piece[:-1].replace("▁", ""), out_type=str)
+            if piece[0] != "▁" and parts[0][0] == "▁":
+                parts = parts[1:] if len(parts[0]) == 1 else [parts[0][1:], *parts[1:]]
+            pieces += [*parts, piece[-1]]
+        else:
+            pieces.append(piece)
+    return [model.piece_to_id(piece) for piece in pieces]
+
+
+def test_ids_equal_googles(model: Path, text: list[str]) -> None:
+    ours = read_albert_model(model, lower_case=True)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    lines = [*TEXTS, *text[2000:]]
+    different = [line for line in lines if ours.encode(line) != googles_ids(theirs, line)]
+    assert different == []
+    assert (ours.special, ours.vocab_size) == ((0, 1, 2, 3, 4), PIECES)
+
+
+def test_a_checkpoint_with_a_sentencepiece_model_is_imported(tmp_path: Path, model: Path) -> None:
+    theirs = tmp_path / "albert"
+    theirs.mkdir()
+    (theirs / "30k-clean.model").write_bytes(model.read_bytes())
+    config = ALBERT_CONFIG | {"vocab_size": PIECES}
+    (theirs / "albert_config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_tf1(theirs, draw(albert_shapes(PIECES), seed=1), prefix_name="model.ckpt-best")
+    assert refused("import", theirs, tmp_path / "run").key == "tokenizer.model_casing"
+    ok("import", theirs, tmp_path / "run", "--uncased")
+    found = read_run(tmp_path / "run").run
+    assert found.tokenizer.hash == read_albert_model(model, lower_case=True).hash
+    assert (
+        "30k-clean.model"
+        in json.loads((tmp_path / "run" / "provenance.json").read_text())["imported_from"]["sha256"]
+    )
+    ok("export", tmp_path / "run", tmp_path / "hf")
+    assert load_tokenizer(tmp_path / "hf").hash == found.tokenizer.hash
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.model").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with refuses("tokenizer.not_unigram", place=tmp_path / "x.model"):
+        read_albert_model(tmp_path / "x.model", lower_case=True)
