@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from benchmarks.marked_table import insert, line
 from bert_jax.config import load_config
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import write_whole
 from bert_jax.parallel.accelerators import GIB
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.estimate import Plan
@@ -65,7 +65,6 @@ HEADINGS = (
     *("Temporaries", "Peak of HBM", "Million cycles", "Step", "Bound", "MFU", "Hours"),
     "On demand",
 )
-BEGINS, ENDS = "<!-- plan_table {} -->\n", "<!-- end -->\n"
 
 
 class Table(NamedTuple):
@@ -140,12 +139,12 @@ def main() -> None:
             if name in (asked.config or CONFIGS)
         ]
         lines = []
-        for line in table(wanted, prices, asked):
-            print(line, flush=True)
-            lines.append(line)
+        for text in table(wanted, prices, asked):
+            print(text, flush=True)
+            lines.append(text)
         print(flush=True)
         if asked.into:
-            insert(asked.into, mark, lines)
+            insert(asked.into, f"plan_table {mark}", lines)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     Console(stderr=True).print(f"compilers: {spent.ru_utime + spent.ru_stime:.0f} CPU seconds")
 
@@ -199,26 +198,6 @@ def rows(name: str, found: Plan, prices: Prices) -> Iterator[tuple[str, ...]]:
             *(f"{step.cycles.total / 1e6:,.1f}", f"{estimate.seconds * 1e3:,.1f} ms"),
             *(estimate.bound, f"{estimate.mfu:.1%}", *(total if at == 0 else ("", ""))),
         )
-
-
-def line(cells: Iterable[str]) -> str:
-    """Returns a line of Markdown."""
-    return f"| {' | '.join(cells)} |"
-
-
-def insert(page: Path, mark: str, lines: Iterable[str]) -> None:
-    """Replaces the text between two marks of a page.
-
-    Raises:
-        ValueError: if the page lacks the marks.
-    """
-    text = page.read_text(encoding="utf-8")
-    before, begins, rest = text.partition(BEGINS.format(mark))
-    _, ends, after = rest.partition(ENDS)
-    if not ends:
-        raise ValueError(f"{page}: no {BEGINS.format(mark)!r} with {ENDS!r} behind it")
-    inside = "".join(f"{each}\n" for each in lines)
-    write_whole(page, f"{before}{begins}\n{inside}\n{ends}{after}".encode())
 
 
 if __name__ == "__main__":

@@ -101,12 +101,18 @@ def replay(dump: str, dtype: Any, platform: str) -> None:
 @base.cli.command()
 @click.argument("config", type=base.PATH, metavar="[CONFIG | RUN_DIR]", required=False)
 @base.overrides_argument
+@click.option(
+    "--curves",
+    type=base.PATH,
+    metavar="DIR",
+    help="Folder of reference curves for a run directory. [default: the package's]",
+)
 @base.verb
-def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
+def doctor(config: str | None, overrides: tuple[str, ...], curves: str | None) -> None:
     """Check installed software, devices, and the inputs of a run before it starts.
 
-    With a run directory: verify every file in it. Exit codes: 0 no problem, 1 a file is damaged or
-    a run would fail.
+    With a run directory: verify every file in it, and compare its loss with the stored curve of the
+    same recipe, if there is one. Exit codes: 0 no problem, 1 a file is damaged or a run would fail.
     """
     from rich.console import Console
 
@@ -117,7 +123,7 @@ def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
     from bert_jax.verbs.doctor import config_findings, machine_findings, run_findings
 
     if config and of_run:
-        findings = run_findings(config)
+        findings = run_findings(config, curves=curves)
     else:
         findings = machine_findings(MeshSection()) if loaded is None else config_findings(loaded)
     report = show(findings, Console())

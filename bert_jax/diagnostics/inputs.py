@@ -83,11 +83,17 @@ def pretraining_inputs(
     yield "schedule", check_schedule
     for index, phase in enumerate(train.phases):
         key = f"train.phases.{index}"
-        yield "dataset", lambda phase=phase, key=key: _dataset(phase, loaded, key=key)
+        yield (
+            "dataset",
+            lambda phase=phase, key=key: _dataset(phase.dataset, phase, loaded, key=key),
+        )
+    if train.evaluation is not None and (path := train.evaluation.dataset) is not None:
+        shortest = min(train.phases, key=lambda phase: phase.seq_length)
+        yield "dataset", lambda: _dataset(path, shortest, loaded, key="train.evaluation")
 
 
-def _dataset(phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> str:
-    path = phase.dataset
+def _dataset(path: str, phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> str:
+    """Checks the dataset of a phase, or a dataset that is evaluated in it."""
     if is_remote(path):
         return f"{path} is not checked before the run opens it"
     root = epath.Path(path)

@@ -116,9 +116,11 @@ class Agent:
             self._reports.say(line)
 
         cache = DatasetCache(assignment.loader.cache, say=say)
-        for phase in (assignment.config.get("train") or {}).get("phases") or ():
-            if not is_google_bert(phase["dataset"]):
-                cache.local(phase["dataset"])
+        train = assignment.config.get("train") or {}
+        for section in (*(train.get("phases") or ()), train.get("evaluation") or {}):
+            path = section.get("dataset")
+            if path is not None and not is_google_bert(path):
+                cache.local(path)
 
     def _run_once(self, assignment: Assignment) -> Ending:
         command, environment = assignment.command, assignment.environment

@@ -56,6 +56,10 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
             for i, phase in enumerate(train["phases"])
         ]
         found["train"] = train | {"phases": phases}
+        evaluation = train.get("evaluation") or {}
+        if (held_out := evaluation.get("dataset")) is not None:
+            held_out = on_bucket(held_out, "train.evaluation.dataset", bucket)
+            found["train"]["evaluation"] = evaluation | {"dataset": held_out}
     if (finetune := found.get("finetune")) is not None:
         models = {
             key: on_bucket(finetune[key], f"finetune.{key}", bucket)

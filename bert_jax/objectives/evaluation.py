@@ -50,12 +50,13 @@ def evaluate_objective(
     """
     # Refuses a model without the heads before its parameters are read.
     define = _own_or_trained(objective_of(run))
-    phase, rows, cache = None, BATCH_SIZE, CacheSection()
+    phase, rows, cache, seed = None, BATCH_SIZE, CacheSection(), run.seed
+    path = dataset
     if run.has("train"):
         section = run.section("train", TrainSection, verb="evaluate")
         phase = section.phases[-1]
-        rows = section.evaluation_rows(phase)
-    path = dataset or (phase and phase.dataset)
+        rows, seed = section.evaluation_rows(phase), section.evaluation_seed(run.seed)
+        path = dataset or (section.evaluation and section.evaluation.dataset) or phase.dataset
     if path is None:
         raise UserError(
             "evaluate.no_dataset",
@@ -75,6 +76,7 @@ def evaluate_objective(
         tokenizer=run.tokenizer,
         cache=DatasetCache(cache, say=say),
         key="dataset",
+        evaluation=True,
     )
     found = {"step": loaded.step, "tokenizer": run.tokenizer.hash}
     require_same({"run_dir": found, "dataset": source.dataset.fingerprint})
@@ -91,7 +93,7 @@ def evaluate_objective(
         source.dataset,
         features,
         batch_size=rows,
-        seed=run.seed,
+        seed=seed,
         limit=None,
         share=share,
     )

@@ -126,8 +126,12 @@ class MaskedLanguageModel:
         )
 
     def score(self, sums: Sums) -> dict[str, float]:
-        """Returns the total loss, and each task's loss and accuracy, from summed metrics."""
-        terms = ("mlm",) if self.pair is None else ("mlm", self.pair)
+        """Returns the total loss, and each task's loss and accuracy, from summed metrics.
+
+        Without a pair in the data, the pair task has no scores.
+        """
+        paired = self.pair is not None and sums[f"{self.pair}_loss"][1] > 0
+        terms = ("mlm", self.pair) if paired else ("mlm",)
         scores = means(sums, *(f"{term}_{kind}" for term in terms for kind in ("loss", "accuracy")))
         total, count = sums["mlm_loss"]
         scores["mlm_loss"] = total / (count + MLM_EPSILON)

@@ -116,6 +116,7 @@ def open_source(
     tokenizer: Tokenizer,
     cache: DatasetCache,
     key: str,
+    evaluation: bool = False,
 ) -> ExampleSource:
     """Opens a split and checks that it fits the run.
 
@@ -126,6 +127,7 @@ def open_source(
         tokenizer: tokenizer that must have the vocabulary of the examples.
         cache: local copies of datasets in a bucket.
         key: key of the setting that contains the path, for messages.
+        evaluation: whether the split is only evaluated.
 
     Raises:
         UserError: the path does not exist, a file is damaged, or the examples were made for another
@@ -137,7 +139,7 @@ def open_source(
     else:
         dataset = open_dataset(cache.local(path), split)
         dataset.provenance.require_tokenizer(tokenizer.hash, place=f"{key}: {path}")
-        check_pairing(objective, dataset, key=key)
+        check_pairing(objective, dataset, key=key, evaluation=evaluation)
     return ExampleSource(dataset, tokenizer)
 
 
@@ -206,20 +208,23 @@ class PhaseOpener(NamedTuple):
     def open(self, index: int) -> OpenedPhase:
         """Opens a phase. Raises UserError if its data do not fit model, tokenizer or objective."""
         section, key = self.settings.train.phases[index], f"train.phases.{index}"
-        source_of = functools.partial(
+        open_split = functools.partial(
             open_source,
-            section.dataset,
             objective=self.settings.objective_of(index),
             tokenizer=self.tokenizer,
             cache=self.cache,
         )
-        source = source_of(TRAIN, key=f"{key}.dataset")
+        source = open_split(section.dataset, TRAIN, key=f"{key}.dataset")
         section.check_positions(self.architecture.max_position_embeddings, key=key)
         changes = section.architecture_changes(self.architecture, key=key)
-        held_out = None
+        held_out, evaluation = None, self.settings.train.evaluation
+        if evaluation is not None and (other := evaluation.dataset) is not None:
+            held_out = open_split(
+                other, VALIDATION, key="train.evaluation.dataset", evaluation=True
+            )
         with under(key, PhaseSection):
-            if VALIDATION in source.splits:
-                held_out = source_of(VALIDATION, key="dataset")
+            if held_out is None and VALIDATION in source.splits:
+                held_out = open_split(section.dataset, VALIDATION, key="dataset")
             phase, evaluator = self._phase(section, source, held_out, changes=changes, index=index)
         validation = None if held_out is None else held_out.dataset.fingerprint
         total = 0 if held_out is None or evaluator is None else len(held_out.dataset)
@@ -309,7 +314,7 @@ class PhaseOpener(NamedTuple):
             held_out.dataset,
             features,
             batch_size=rows,
-            seed=self.settings.seed,
+            seed=self.settings.train.evaluation_seed(self.settings.seed),
             limit=self._limit,
             share=share,
         )

@@ -121,10 +121,16 @@ def make_objective(
     return section.make(architecture=architecture, execution=execution, tokenizer=tokenizer)
 
 
-def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:
-    """Raises UserError if a dataset was made for another objective. `key` is for the message."""
+def check_pairing(
+    section: ObjectiveSection, dataset: Dataset, *, key: str, evaluation: bool
+) -> None:
+    """Raises UserError if a dataset was made for another objective. `key` is for the message.
+
+    `evaluation` is whether the dataset is only evaluated.
+    """
     kind = dataset.provenance.pairing.kind
-    if kind not in section.pairings:
+    allowed = section.evaluated_pairings if evaluation else section.pairings
+    if kind not in allowed:
         fitting = next(name for name, each in OBJECTIVES.items() if kind in each.pairings)
         raise UserError(
             "objective.pairing",
@@ -134,6 +140,6 @@ def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> N
             dataset=dataset.directory,
             found=kind,
             objective=section.kind,
-            allowed=section.pairings,
+            allowed=allowed,
             fitting=fitting,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.data.rows.masking import MaskingSection
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bert_jax.task import Objective
 
 PairTask = Literal["nsp", "sop"]
+WITHOUT_PAIRS: Final[tuple[PairingKind, ...]] = ("full_sentences", "doc_sentences")
 
 
 class ObjectiveSection(Section):
@@ -37,6 +38,11 @@ class ObjectiveSection(Section):
     else:
         kind: str
 
+    @property
+    def evaluated_pairings(self) -> tuple[PairingKind, ...]:
+        """The allowed pairing kinds of datasets in an evaluation."""
+        return self.pairings
+
     @abc.abstractmethod
     def make(
         self, *, architecture: EncoderArchitecture, execution: Execution, tokenizer: Tokenizer
@@ -54,6 +60,11 @@ class MaskedObjectiveSection(ObjectiveSection):
     pair: ClassVar[PairTask | None] = None
 
     masking: MaskingSection = MaskingSection()
+
+    @property
+    def evaluated_pairings(self) -> tuple[PairingKind, ...]:
+        """The allowed pairing kinds of datasets in an evaluation: those without pairs too."""
+        return tuple(dict.fromkeys((*self.pairings, *WITHOUT_PAIRS)))
 
     def make(
         self, *, architecture: EncoderArchitecture, execution: Execution, tokenizer: Tokenizer

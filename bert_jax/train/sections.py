@@ -172,6 +172,13 @@ class EvaluationSection(Section):
 
     every: int = pydantic.Field(default=1000, ge=1)
     """Steps between evaluations."""
+    dataset: PathText | None = None
+    """Dataset whose split `validation` is evaluated, so that runs with other training data can be
+    compared. Its examples must fit the rows of every phase. An objective with a pair task also
+    accepts examples without pairs, and then has no scores of that task. null: the phase's
+    dataset."""
+    seed: int | None = pydantic.Field(default=None, ge=0)
+    """Seed of the masks. null: the run's seed."""
     batch_size: int | None = pydantic.Field(default=None, ge=1)
     """Rows per batch; scores do not depend on it. null: the phase's `batch_size` divided by its
     `accumulation`."""
@@ -276,6 +283,14 @@ class TrainSection(Section):
         return sum(phase.steps for phase in self.phases)
 
     @property
+    def datasets(self) -> dict[str, str]:
+        """Paths of all datasets, by key."""
+        found = {f"train.phases.{at}.dataset": each.dataset for at, each in enumerate(self.phases)}
+        if self.evaluation is not None and self.evaluation.dataset is not None:
+            found["train.evaluation.dataset"] = self.evaluation.dataset
+        return found
+
+    @property
     def batch_sizes(self) -> dict[str, tuple[int, int]]:
         """(rows, number of microbatches) of each configured batch size, by key."""
         sizes = {
@@ -293,6 +308,11 @@ class TrainSection(Section):
         if self.evaluation is not None and self.evaluation.batch_size is not None:
             sizes["train.evaluation.batch_size"] = (self.evaluation.batch_size, 1)
         return sizes
+
+    def evaluation_seed(self, seed: int) -> int:
+        """Returns the seed of the masks in evaluations of a run with the seed `seed`."""
+        own = self.evaluation and self.evaluation.seed
+        return seed if own is None else own
 
     def evaluation_rows(self, phase: PhaseSection) -> int:
         """Returns the rows per evaluation batch in a phase, over all devices and hosts.

@@ -94,16 +94,18 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
         )
 
 
-def run_findings(run_dir: str) -> Iterator[Finding]:
+def run_findings(run_dir: str, *, curves: str | None = None) -> Iterator[Finding]:
     """Verifies a run directory, local or gs://; yields its findings.
 
     ``Finding("problem", "checkpoint 4000", "params/d/1f… is missing")``
 
-    Reads all checkpoints, settings, metrics and datasets. Changes no file.
+    Reads all checkpoints, settings, metrics and datasets. Changes no file. If `curves`, a folder,
+    has a reference curve of the run's recipe, compares the run with it; by default, the folder of
+    the package.
     """
     with doing("starting JAX", at_once=True):
         from bert_jax.diagnostics.run_directory import check_run
-    yield from check_run(run_dir)
+    yield from check_run(run_dir, curves=curves)
 
 
 class _Trained(NamedTuple):

@@ -119,8 +119,7 @@ def price_accepted(job: Job, confirm: Confirm) -> bool:
 def _inputs(prepared: PreparedJob) -> Sequence[PreflightFinding]:
     config = prepared.config
     if prepared.job.verb == "pretrain":
-        phases = config.train.phases if config.train is not None else ()
-        datasets = {f"train.phases.{i}.dataset": phase.dataset for i, phase in enumerate(phases)}
+        datasets = {} if config.train is None else config.train.datasets
         others = _models({"objective.teacher": getattr(config.objective, "teacher", None)})
         return preflight.check_inputs(tokenizer=config.tokenizer, datasets=datasets, others=others)
     others: dict[str, str] = {}

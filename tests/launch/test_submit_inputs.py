@@ -117,9 +117,13 @@ def test_a_job_has_no_secret_of_the_submitter(
 
 
 def test_hosts_can_reach_every_path_of_a_run() -> None:
-    train = {"phases": [{"dataset": "data/a", "steps": 1}, {"dataset": "gs://other/b", "steps": 1}]}
+    phases = [{"dataset": "data/a", "steps": 1}, {"dataset": "gs://other/b", "steps": 1}]
+    train: dict[str, object] = {"phases": phases}
     values = {"run_dir": "runs/base", "tokenizer": "./tok", "train": train}
+    assert for_hosts(values, "gs://b")["train"].keys() == {"phases"}
+    train["evaluation"] = {"dataset": "data/c", "every": 5}
     found = for_hosts(values, "gs://b")
+    assert found["train"]["evaluation"] == {"dataset": "gs://b/data/c", "every": 5}
     assert (found["run_dir"], found["tokenizer"]) == ("gs://b/runs/base", "gs://b/tok")
     assert [phase["dataset"] for phase in found["train"]["phases"]] == [
         "gs://b/data/a",

@@ -1,0 +1,152 @@
+"""Pretraining runs of a benchmark: each is run once, resumed after a kill, and recorded as JSON."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import bert_jax
+from benchmarks.equal_flops import flops_until, total_flops
+from bert_jax.config import RunConfig, dump_config
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.atomic import write_whole
+from bert_jax.runs.evaluation import read_evaluation
+from bert_jax.runs.run_directory import open_run, read_run_provenance
+from bert_jax.section import Section, need
+from bert_jax.train.metrics_writer import VALIDATION, read_metrics
+from bert_jax.train.time_account import read_goodput
+from bert_jax.validation import read_section
+
+LOSS: Final = "mlm_loss"
+
+
+class Measured(Section):
+    """One evaluation of a run on the held-out split."""
+
+    step: int
+    """Optimizer steps."""
+    flops: float
+    """Model FLOPs of these steps."""
+    loss: float
+    """MLM loss in nats per masked token."""
+
+
+class RunRecord(Section):
+    """The result of one pretraining run."""
+
+    name: str
+    """Name of the run and of its directory."""
+    config: str
+    """Hash of the configuration."""
+    seed: int
+    """Seed of the run."""
+    learning_rate: float
+    """Peak learning rate."""
+    steps: int
+    """Optimizer steps."""
+    flops: float
+    """Model FLOPs, see `benchmarks.equal_flops.total_flops`."""
+    loss: float
+    """MLM loss of the last checkpoint on the held-out split, by `bert-jax evaluate`."""
+    hours: float
+    """Hours from the start to the end of the run, without the time between restarts."""
+    tokenizer: str
+    """Hash of the tokenizer."""
+    held_out: str
+    """Fingerprint of the held-out split."""
+    curve: tuple[Measured, ...]
+    """Evaluations during the run."""
+
+
+class RunFolder:
+    """The configurations, runs and records of a benchmark, in one directory."""
+
+    def __init__(self, root: Path) -> None:
+        """`root` is created if it is missing."""
+        self.root = root
+
+    def run_dir(self, name: str) -> Path:
+        """Returns the directory of a run."""
+        return self.root / "runs" / name
+
+    def config_file(self, name: str) -> Path:
+        """Returns the file of a run's configuration."""
+        return self.root / "configs" / f"{name}.yaml"
+
+    def write_config(self, name: str, config: RunConfig) -> None:
+        """Writes the configuration of a run. Raises UserError if the run had another one."""
+        path, text = self.config_file(name), dump_config(config)
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise UserError(
+                "benchmark.other_config",
+                "differs from the configuration of this command. Use another --into, or delete "
+                "the file, the run and its result.",
+                place=path,
+            )
+        write_whole(path, text)
+
+    def finished(self, name: str) -> bool:
+        """Returns whether a run has reached its last step."""
+        account = read_goodput(self.run_dir(name)) if self.run_dir(name).exists() else None
+        return account is not None and account.finished
+
+    def pretrained(self, name: str, config: RunConfig) -> RunRecord:
+        """Pretrains and evaluates, unless the result exists. A killed run is resumed.
+
+        Raises:
+            UserError: the run had another configuration, or an error of `bert_jax.pretrain`.
+            RunStopped: a bad step or a signal stopped the run.
+        """
+        self.write_config(name, config)
+        path = self.root / "results" / f"{name}.json"
+        if path.exists():
+            return read_section(RunRecord, path)
+        run_dir = self.run_dir(name)
+        print(f"run {name}", flush=True)
+        if not self.finished(name) and bert_jax.pretrain(config).interrupted:
+            raise RunStopped("benchmark.interrupted", "stopped by a signal", place=run_dir)
+        run = open_run(run_dir)
+        if read_evaluation(run) is None:
+            bert_jax.evaluate(str(run_dir))
+        record = record_of(name, config, run_dir)
+        write_whole(path, record.model_dump_json(indent=1) + "\n")
+        return record
+
+
+def record_of(name: str, config: RunConfig, run_dir: Path) -> RunRecord:
+    """Returns the record of a finished and evaluated run."""
+    run, provenance = open_run(run_dir), read_run_provenance(run_dir)
+    evaluation, account = read_evaluation(run), read_goodput(run_dir)
+    assert evaluation is not None
+    assert account is not None
+    train = need(config.train, "train", "pretrain")
+    curve = [
+        Measured(step=line["step"], flops=flops_until(config, line["step"]), loss=line[LOSS])
+        for line in read_metrics(run_dir, kind=VALIDATION)
+    ]
+    return RunRecord(
+        name=name,
+        config=hash_of(config.model_dump(mode="json", exclude={"run_dir"})),
+        seed=run.seed,
+        learning_rate=config.optimizer.learning_rate,
+        steps=evaluation.step,
+        flops=total_flops(config),
+        loss=evaluation.scores[LOSS],
+        hours=(account.total - account.seconds["down"]) / 3600,
+        tokenizer=run.tokenizer.hash,
+        held_out=provenance["validation"][train.phases[-1].dataset] or "",
+        curve=tuple(curve),
+    )
+
+
+def read_records(root: Path) -> dict[str, RunRecord]:
+    """Returns all records of a benchmark's directory, by name."""
+    files = sorted((root / "results").glob("*.json"))
+    return {file.stem: read_section(RunRecord, file) for file in files}
+
+
+def hash_of(values: Mapping[str, Any]) -> str:
+    """Returns a hash of plain values, 32 hexadecimal digits."""
+    text = json.dumps(values, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
