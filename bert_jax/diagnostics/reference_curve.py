@@ -109,7 +109,10 @@ def read_curves(folder: str | None = None) -> Iterator[ReferenceCurve]:
             return
     elif not (root := epath.Path(folder)).is_dir():
         raise UserError(
-            "curves.missing", "found no such folder", place="--curves", found=f"{folder:.200}"
+            "curves.missing",
+            "found {found}, allowed: an existing folder with reference curves",
+            place="--curves",
+            found=f"{folder:.200}",
         )
     for file in sorted(root.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".json"):

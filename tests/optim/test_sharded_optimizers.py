@@ -54,3 +54,26 @@ def updated(name: Name, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
 def test_every_mesh_gives_the_same_parameters(name: Name, shape: tuple[int, ...]) -> None:
     one, found = updated(name, (1, 1, 1)), updated(name, shape)
     assert max(relative_error(found[path], one[path]) for path in one) < 1e-5
+
+
+def products(shape: tuple[int, ...]) -> float:
+    """Returns the FLOPs of one device in a step of Muon."""
+    section = OptimizerSection(name="muon", clip_norm=None)
+    model, mesh = define_model(small_task(num_hidden_layers=4).build), mesh_of(shape)
+    optimizer = make_optimizer(section, model.axes)
+    abstract = abstract_state(model, optimizer, mesh)
+
+    def advance(params: Any, state: Any) -> Any:
+        return optimizer.update(params, state, params, learning_rate=1e-2)
+
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(advance).lower(abstract.params, abstract.opt_state).compile()
+    costs = compiled.cost_analysis()
+    assert costs is not None
+    return costs["flops"]
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)], ids=str)
+def test_the_devices_share_the_matrices_of_muon(shape: tuple[int, ...]) -> None:
+    # 16 matrices of attention, and 4 for each product of the FFN: 2, 1 and 1 on the busiest device
+    assert products(shape) < 0.25 * products((1, 1, 1))
