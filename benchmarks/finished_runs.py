@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from etils import epath
+
 import bert_jax
 from benchmarks.equal_flops import flops_until, total_flops
 from bert_jax.config import RunConfig, dump_config
@@ -101,7 +103,7 @@ class RunFolder:
         self.write_config(name, config)
         path = self.root / "results" / f"{name}.json"
         if path.exists():
-            return read_section(RunRecord, path)
+            return read_section(RunRecord, epath.Path(path))
         run_dir = self.run_dir(name)
         print(f"run {name}", flush=True)
         if not self.finished(name) and bert_jax.pretrain(config).interrupted:
@@ -116,7 +118,8 @@ class RunFolder:
 
 def record_of(name: str, config: RunConfig, run_dir: Path) -> RunRecord:
     """Returns the record of a finished and evaluated run."""
-    run, provenance = open_run(run_dir), read_run_provenance(run_dir)
+    run = open_run(run_dir)
+    provenance = read_run_provenance(run.directory)
     evaluation, account = read_evaluation(run), read_goodput(run_dir)
     assert evaluation is not None
     assert account is not None
@@ -143,7 +146,7 @@ def record_of(name: str, config: RunConfig, run_dir: Path) -> RunRecord:
 def read_records(root: Path) -> dict[str, RunRecord]:
     """Returns all records of a benchmark's directory, by name."""
     files = sorted((root / "results").glob("*.json"))
-    return {file.stem: read_section(RunRecord, file) for file in files}
+    return {file.stem: read_section(RunRecord, epath.Path(file)) for file in files}
 
 
 def hash_of(values: Mapping[str, Any]) -> str:
