@@ -1,4 +1,4 @@
-"""Line charts, bar charts, scatter plots and histograms in Vega-Lite.
+"""Line charts, bar charts, scatter plots, histograms and maps in Vega-Lite.
 
 The specifications are `templates/charts/*.json`. `templates/charts.js` renders them in the browser.
 It uses `templates/vega.js.gz`, which contains Vega 6, Vega-Lite 6 and Vega-Embed 7 (BSD-3-Clause).
@@ -15,12 +15,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from bert_jax.report.rendering import number, render_fragment
+from bert_jax.report.rendering import clip, number, render_fragment
 
 POINTS: Final = 500  # maximum number of points in a series; longer series are averaged
 DOTTED: Final = 40  # maximum number of points in a series that is drawn with dots
 STYLES: Final = 4  # number of line styles: the maximum number of series in a chart
 CLOUD: Final = 2000  # maximum number of points in a scatter plot
+BARS: Final = 40  # number of bars in `distributions`
+NAMED: Final = 120  # maximum number of characters of a point's name in a map
 
 Spec: TypeAlias = dict[str, Any]
 
@@ -113,6 +115,61 @@ def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_la
         f"highest from {number(edges[most])}: {number(counts[most])}"
     )
     return Chart(title, label, spec, ["Logarithmic scale."])
+
+
+def distributions(title: str, groups: Mapping[str, np.ndarray], *, x_label: str) -> Chart:
+    """Returns overlapping histograms of groups. The bars of each group add up to 1.
+
+    `groups` are finite values by name; at most `STYLES` groups, none of them empty.
+    """
+    everything = np.concatenate(list(groups.values()))
+    edges = np.histogram_bin_edges(everything, bins=BARS)
+    values = []
+    for name, own in groups.items():
+        shares = np.histogram(own, edges)[0] / len(own)
+        # The last bar ends with the last edge.
+        ends = zip(edges.tolist(), [*shares.tolist(), 0.0], strict=True)
+        values += [
+            {"x": float(f"{x:.5g}"), "share": float(f"{share:.5g}"), "group": name}
+            for x, share in ends
+        ]
+    spec = chart_spec("distributions", values=values, groups=list(groups), x_label=x_label)
+    words = "; ".join(
+        f"{name} ({len(own):,}) mean {number(float(own.mean()))}" for name, own in groups.items()
+    )
+    return Chart(title, f"{title}: {words}", spec)
+
+
+def point_map(
+    title: str,
+    places: np.ndarray,
+    *,
+    names: Sequence[str],
+    groups: Sequence[str],
+    links: Sequence[tuple[int, int]],
+    remark: str,
+) -> Chart:
+    """Returns a map of named points in at most `STYLES` groups.
+
+    Args:
+        title: title of the chart.
+        places: finite coordinates, float [points, 2]. At most `CLOUD` points.
+        names: names of the points, shown when a reader points at them.
+        groups: group of each point.
+        links: pairs of points to link with a line.
+        remark: sentence about the axes.
+    """
+    rows = _rows(places)
+    spec = chart_spec(
+        "map",
+        points=[
+            {**row, "name": clip(name, NAMED), "group": group}
+            for row, name, group in zip(rows, names, groups, strict=True)
+        ],
+        links=[{**rows[at], "link": link} for link, ends in enumerate(links) for at in ends],
+        groups=sorted(set(groups)),
+    )
+    return Chart(title, f"{title}: {len(places):,} points. {remark}", spec, [remark])
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], *, unit: str) -> Chart:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.report.finetuning.attention import AttentionMaps, attention_view
+from bert_jax.report.finetuning.embeddings import SamplePair, VectorSample
 from bert_jax.report.finetuning.page import ReportInputs
 
 EVIL = '<script>alert("x")</script> & "quotes" \'single\' </style> <!-- -- > \x00\x1f ünï😀'
@@ -89,6 +90,16 @@ def choice(count: int) -> list[dict[str, Any]]:
     return [
         {**shared, "id": str(at), "label": at % 3, "probabilities": odds} for at in range(count)
     ]
+
+
+def vectors(pairs: int, *, scored: bool = False) -> VectorSample:
+    """Returns pairs of texts. The second texts have two values only."""
+    made = np.random.default_rng(0).normal(size=(2 * pairs, 3)).astype(np.float32)
+    texts = [f"{EVIL} {at if at < pairs else at % 2}" for at in range(2 * pairs)]
+    score = 0.5 if scored else None
+    return VectorSample(
+        texts, made, [SamplePair(at, pairs + at, score) for at in range(pairs)], 9 * pairs
+    )
 
 
 def example(layers: int = 2, heads: int = 3, size: int = 5) -> AttentionMaps:

@@ -24,6 +24,7 @@ from tests.report.records import (
     question,
     single,
     tagged,
+    vectors,
 )
 from tests.report.strict_html import read, words
 
@@ -61,6 +62,11 @@ KINDS: dict[str, dict[str, Any]] = {
         records={"dev": [{k: v for k, v in q.items() if "null" not in k} for q in QUESTIONS]},
         f1={"dev": [0.0, 1.0]},
     ),
+    "scored pairs": task(
+        "embedding", records={"dev": numbers(4)}, samples={"dev": vectors(20, scored=True)}
+    ),
+    "pairs": task("embedding", records={"dev": numbers(4)}, samples={"dev": vectors(20)}),
+    "one pair": task("embedding", records={"dev": numbers(1)}, samples={"dev": vectors(1)}),
     "choices": task("multiple_choice", records={"dev": choice(9)}),
 }
 

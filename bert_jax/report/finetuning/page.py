@@ -5,7 +5,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import counted
 from bert_jax.model.section import ProblemName, TaskName
@@ -19,6 +19,7 @@ from bert_jax.report.finetuning.classification import (
     regression,
     single_label,
 )
+from bert_jax.report.finetuning.embeddings import VectorSample, embeddings
 from bert_jax.report.finetuning.tokens import labelled_words
 from bert_jax.report.rendering import Record, View, number, render_page
 
@@ -27,7 +28,7 @@ class ReportInputs(NamedTuple):
     """Contents of a report."""
 
     title: str
-    kind: TaskName
+    kind: TaskName | Literal["embedding"]
     problem: ProblemName | None  # only for sequence classification
     labels: Sequence[str]  # labels in the model's order
     best_metric: str  # score that selects the best checkpoint
@@ -45,6 +46,8 @@ class ReportInputs(NamedTuple):
     entities: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
     # Question answering only: {split: F1 of each record, 0 to 1}.
     f1: Mapping[str, Sequence[float]] = {}
+    # Sentence embeddings only: {split: texts and their vectors}.
+    samples: Mapping[str, VectorSample] = {}
 
 
 class _Table(NamedTuple):
@@ -89,6 +92,8 @@ def _about(inputs: ReportInputs) -> str:
         task = inputs.problem.replace("_", " ").replace("single label", "classification")
     if inputs.kind == "question_answering":
         return task
+    if inputs.kind == "embedding":
+        return "sentence embeddings"
     labels = counted(len(inputs.labels), "label")
     named = f" ({', '.join(inputs.labels)})" if 1 <= len(inputs.labels) <= 8 else ""
     return f"{task}, {labels}{named}"
@@ -166,6 +171,8 @@ def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> Vie
         return answers(records, f1=inputs.f1[split])
     if inputs.kind == "multiple_choice":
         return choices(records)
+    if inputs.kind == "embedding":
+        return embeddings(inputs.samples[split])
     if inputs.problem == "regression":
         return regression(records)
     if inputs.problem == "multi_label":

@@ -11,7 +11,7 @@ from bert_jax.data.tables import SUFFIXES, RowError, TableRow, read_table
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import is_dataset_file
 from bert_jax.files.remote import is_remote
-from bert_jax.tasks.embedding.tuples import TextsSplit, TextTuple, text_of
+from bert_jax.tasks.embedding.tuples import TextSample, TextsSplit, TextTuple, spread, text_of
 from bert_jax.tasks.family import Record, content_hash, no_rows
 from bert_jax.tasks.labels import number_of
 from bert_jax.text.tokenizer import Tokenizer
@@ -146,6 +146,23 @@ class RetrievalSplit(TextsSplit):
         super().__init__(texts, tokenizer=tokenizer, max_length=max_length)
         self.examples, self._data = len(queries), data
         self.fingerprint = content_hash([data])
+
+    def sample(self, limit: int) -> TextSample:
+        """Returns rows, see `TextsSplit`: queries, one relevant passage of each, and others."""
+        data, queries, passages = self._data, list(self._data.queries), list(self._data.passages)
+        asked = spread(len(queries), limit // 3)
+        place = {each: at for at, each in enumerate(passages)}
+        relevant = [
+            place[max(grades, key=grades.__getitem__)]
+            for grades in (data.relevance[queries[at]] for at in asked)
+        ]
+        found = list(dict.fromkeys([*relevant, *spread(len(passages), limit // 3)]))
+        at_found = {passage: len(asked) + at for at, passage in enumerate(found)}
+        texts = [data.queries[queries[at]] for at in asked]
+        texts += [data.passages[passages[at]] for at in found]
+        pairs = [(at, at_found[passage], None) for at, passage in enumerate(relevant)]
+        rows = [*asked, *(len(queries) + at for at in found)]
+        return TextSample(rows, texts, pairs, len(queries) + len(passages))
 
     def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
         """Returns a record per query: best passages, and ranks of the relevant passages.

@@ -105,6 +105,20 @@ def scaled(score: float, between: tuple[float, float]) -> float:
     return 2 * part - 1 if low < 0 else part
 
 
+class TextSample(NamedTuple):
+    """Some rows of a split, their texts, and the pairs among these texts."""
+
+    rows: Sequence[int]
+    texts: Sequence[str]  # texts of all rows, without prefixes
+    pairs: Sequence[tuple[int, int, float | None]]  # indices of two texts, and their score
+    total: int  # number of texts of the split
+
+
+def spread(count: int, limit: int) -> list[int]:
+    """Returns at most `limit` of `count` indices at equal distances: (7, 3) → [0, 3, 6]."""
+    return list(range(0, count, max(1, -(-count // max(limit, 1)))))
+
+
 class TextsSplit(Split):
     """Rows of several texts, all of the same number. Each text is a sequence of its own."""
 
@@ -135,6 +149,10 @@ class TextsSplit(Split):
         """Returns the targets of a row, see `Encoded`."""
         del index
         return {}
+
+    def sample(self, limit: int) -> TextSample:
+        """Returns rows with about `limit` texts, spread over the split."""
+        raise NotImplementedError
 
 
 class TupleSplit(TextsSplit):
@@ -173,6 +191,16 @@ class TupleSplit(TextsSplit):
         del index
         units = logits[:2] / np.maximum(np.linalg.norm(logits[:2], axis=1, keepdims=True), 1e-12)
         return float(units[0] @ units[1])
+
+    def sample(self, limit: int) -> TextSample:
+        """Returns rows, see `TextsSplit`. The first two texts of each row are a pair."""
+        rows = spread(len(self._rows), limit // self._texts)
+        chosen = [self._rows[row] for row in rows]
+        texts = [text for row in chosen for text in row.texts]
+        pairs = [
+            (at * self._texts, at * self._texts + 1, row.score) for at, row in enumerate(chosen)
+        ]
+        return TextSample(rows, texts, pairs, len(self._rows) * self._texts)
 
     def records(self, reduced: Sequence[float]) -> list[Record]:
         """Returns records with the scaled score as label, and the cosine as prediction."""

@@ -20,6 +20,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params
 from bert_jax.runs.run_directory import Run
+from bert_jax.tasks.embedding.sample import sampled_vectors
 from bert_jax.tasks.family import DataRequest, Family, Record
 from bert_jax.tasks.predictor import Predictor, score_splits
 from bert_jax.tasks.scores import Baseline, baseline_of
@@ -51,6 +52,12 @@ def conclude(
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=predictor.mesh)
         records = {name: predictor(loaded.params, family.splits[name]) for name in family.dev}
+        samples = {}
+        if run.heads.embedding is not None:
+            samples = {
+                name: sampled_vectors(family.splits[name], predictor, loaded.params)
+                for name in family.dev
+            }
     evaluation, baseline = _evaluation(loaded, family, records, role="dev")
     check_lock()
     loaded = loaded._replace(params=gather_whole(loaded.params))  # one process writes the report
@@ -59,9 +66,16 @@ def conclude(
             write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
         write_evaluation(run, evaluation, selected=True, own_data=True)
         warning = _warning(run, baseline)
-        if run.heads.task is not None:
-            with doing("writing the report"):
-                write_report(run, family, loaded, records=records, seeds=seeds, warning=warning)
+        with doing("writing the report"):
+            write_report(
+                run,
+                family,
+                loaded,
+                records=records,
+                samples=samples,
+                seeds=seeds,
+                warning=warning,
+            )
         narrator_of(console).say(f"best: step {loaded.step}: {format_scores(evaluation.scores)}")
         if warning is not None:
             warn_aloud(warning)

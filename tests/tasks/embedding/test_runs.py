@@ -15,9 +15,11 @@ import bert_jax
 from bert_jax.config import parse_config
 from bert_jax.train.metrics_writer import read_metrics
 from tests.project import ok, refused, write_config
+from tests.report.strict_html import Document, items, read, words
 from tests.tasks.embedding.data import embedding_config, pairs, write_beir, write_jsonl
 
 TEXTS = ["word1 word2 good1", "word3", "bad1 word7 word8 word9 word1"]
+GROUPS = ("first texts", "second texts")
 PREFIXES = {"query_prefix": "word30 ", "passage_prefix": "word31 "}
 
 
@@ -66,6 +68,40 @@ def test_a_run_learns_and_is_evaluated_again(trained: Trained) -> None:
         "max_length": None,
         **PREFIXES,
     }
+
+
+def report_of(run: Path) -> tuple[Document, dict[str, Any]]:
+    """Returns the report, and the specifications of its charts by title."""
+    document = read((run / "report.html").read_text())
+    charts = {
+        words(figure[0]): json.loads(figure[2].text or "")
+        for figure in document.root.iter("figure")
+    }
+    return document, charts
+
+
+def test_the_report_shows_neighbours_cosines_and_a_map(trained: Trained) -> None:
+    """Figures equal those of `encode` on the dev set, which has 40 queries and 80 passages."""
+    document, charts = report_of(trained.run)
+    rows, model = pairs(40, 2), bert_jax.load(trained.run)
+    queries = model.encode([row["question"] for row in rows], prompt="query")
+    answers = model.encode([row["answer"] for row in rows], prompt="passage")
+    (cosines,) = (spec for title, spec in charts.items() if title == "Cosines")
+    assert cosines["encoding"]["color"]["scale"]["domain"] == ["texts that fit", "random texts"]
+    bars = [bar for bar in cosines["data"]["values"] if bar["group"] == "texts that fit"]
+    edges = [bar["x"] for bar in bars]
+    counts, _ = np.histogram((queries * answers).sum(1), [*edges[:-1], 1.1])
+    found = 40 * np.asarray([bar["share"] for bar in bars[:-1]])
+    assert np.abs(np.cumsum(found) - np.cumsum(counts)).max() < 1.01  # rounding moves one at most
+    (name,) = (title for title in charts if title.startswith("Map of the vectors"))
+    points = charts[name]["layer"][1]["data"]["values"]
+    groups = {group: sum(each["group"] == group for each in points) for group in GROUPS}
+    assert groups == {"first texts": 40, "second texts": 80}
+    listed = items(document.root)
+    assert len(listed) == 14  # every third of 40
+    best = json.loads((trained.run / "predictions" / "dev.jsonl").read_text().splitlines()[0])
+    assert listed[0].startswith(best["text"])
+    assert f"{best['prediction'][0]} {best['scores'][0]:.3f}" in listed[0]
 
 
 def test_vectors_equal_transformers(trained: Trained, tmp_path: Path) -> None:
@@ -130,6 +166,10 @@ def test_scored_pairs_in_memory_continue_a_run(trained: Trained, tmp_path: Path)
     outcome = bert_jax.finetune(parse_config(values), data={"train": frame})
     assert outcome.scores is not None
     assert outcome.scores["spearman"] > 0.2
+    document, charts = report_of(tmp_path / "scored")
+    shown = charts["Cosines"]["encoding"]["color"]["scale"]["domain"]
+    assert shown == ["score 0 to 0.25", "score 0.75 to 1"]
+    assert "score 1" in document.text
     model = bert_jax.load(tmp_path / "scored")
     assert model.encode(TEXTS).shape == (3, 16)
     embedding = model.heads.embedding
