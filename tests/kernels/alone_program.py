@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from benchmarks import kernels_alone
-from benchmarks.planned_finetuning import lowered_step
+from benchmarks.planned_finetuning import lowered_step, task_of
 from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -33,7 +33,8 @@ def kernels(topology: str, wanted: list[tuple[str, dict[str, Any]]]) -> list[str
         if module == "finetuning":
             architecture = small_architecture(hidden_size=128, num_attention_heads=2)
             mesh = make_mesh(MeshSection(), devices)
-            lowered = lowered_step(architecture, Execution(), mesh, rows=8, length=40)
+            task = task_of("classifier", architecture, Execution(), mesh, 40)
+            lowered = lowered_step(task, mesh, rows=8, length=40).lowered
         else:
             with jax.set_mesh(make_mesh(MeshSection(), devices[:1])):
                 lowered = getattr(kernels_alone, f"lower_{module}")(**arguments)

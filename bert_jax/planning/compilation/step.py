@@ -22,11 +22,12 @@ from typing import Any, Final
 
 import jax
 import pydantic
+from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.parallel.error_json import error_to_json
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.topology import parse_topology
+from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.compilation.collectives import (
     Collective,
     DevicePlacement,
@@ -40,7 +41,7 @@ from bert_jax.planning.compilation.compiler_files import (
 from bert_jax.planning.compilation.cycles import Cycles, count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.kernels import read_schedules, schedules_alone, write_schedules
-from bert_jax.planning.compilation.lowering import lower_step, open_devices
+from bert_jax.planning.compilation.lowering import LoweredStep, lower_step, open_devices
 from bert_jax.planning.compilation.op_cycles import estimates, fitted
 from bert_jax.planning.compilation.program import Program, compilers_own
 from bert_jax.planning.request import CannotPlan, CompileRequest
@@ -114,19 +115,43 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     """
     # Not removed here, because the compiler still writes to it. The caller removes TMPDIR.
     folder = Path(tempfile.mkdtemp(prefix="bert_jax_step_"))
-    written, files = folder / "schedules", folder / "program"
-    written.mkdir()
-    files.mkdir()
-    write_schedules(written)
+    schedules = folder / "schedules"
+    schedules.mkdir()
+    write_schedules(schedules)
     topology = parse_topology(request.topology)
     mesh = make_mesh(request.mesh, open_devices(topology, slices=request.mesh.slices))
-    accelerator = topology.accelerator
     step = lower_step(request, mesh)
-    schedules = {}
-    if request.quick:
-        schedules = schedules_alone(step.lowered, mesh, accelerator=accelerator, written=written)
+    return compile_lowered(
+        step, mesh, topology=topology, schedules=schedules, quick=request.quick, folder=folder
+    )
+
+
+def compile_lowered(
+    step: LoweredStep,
+    mesh: Mesh,
+    *,
+    topology: TpuTopology,
+    schedules: Path,
+    quick: bool,
+    folder: Path,
+) -> CompiledStep:
+    """Compiles a lowered step and reads the result.
+
+    Args:
+        step: a step that was lowered for `mesh`.
+        mesh: devices of the topology.
+        topology: topology of one slice.
+        schedules: directory of `write_schedules`.
+        quick: whether to skip code generation. The process should then end soon.
+        folder: the compiler writes its files here, in a new directory.
+    """
+    files = Path(tempfile.mkdtemp(prefix="program_", dir=folder))
+    accelerator = topology.accelerator
+    cycles_of = {}
+    if quick:
+        cycles_of = schedules_alone(step.lowered, mesh, accelerator=accelerator, written=schedules)
     started, found = time.perf_counter(), None
-    compile_program = compile_quickly if request.quick else compile_exactly
+    compile_program = compile_quickly if quick else compile_exactly
     try:
         found = compile_program(step.lowered, files)
         needed, available = found.total, accelerator.device_hbm_bytes
@@ -142,10 +167,10 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     )
     if found is None or needed > available:
         return dataclasses.replace(result, needed_bytes=needed, available_bytes=available)
-    estimate = estimates(accelerator) if request.quick else compilers_own
+    estimate = estimates(accelerator) if quick else compilers_own
     program = Program.of(parse_hlo(found.text), estimate)
-    if not request.quick:
-        schedules = read_schedules(written, program)
+    if not quick:
+        cycles_of = read_schedules(schedules, program)
     return dataclasses.replace(
         result,
         memory=Memory(
@@ -155,10 +180,10 @@ def compile_step(request: CompileRequest) -> CompiledStep:
             temporaries=found.temporaries,
             peak=needed,
         ),
-        cycles=count_cycles(program, schedules, accelerator),
+        cycles=count_cycles(program, cycles_of, accelerator),
         collectives=tuple(find_collectives(program, DevicePlacement.of(topology, mesh))),
         copy_bytes=step.copy_bytes,
-        quick=request.quick,
+        quick=quick,
     )
 
 
