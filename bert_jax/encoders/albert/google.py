@@ -40,7 +40,7 @@ _LAYER: Final = "bert/encoder/transformer/group_{layer}/inner_group_0/"
 _MLM: Final = SCOPES["mlm"]
 
 # Settings of an architecture that albert_config.json does not have.
-_NOT_WRITTEN: Final = {"layer_norm_eps", "position_embedding", "classifier_dropout_prob"}
+_NOT_WRITTEN: Final = {"layer_norm_eps", "position_embedding", "classifier_dropout_prob", "share"}
 
 
 def _dense(ours: str, scope: str) -> Rules:
@@ -116,6 +116,7 @@ def _limits(architecture: AlbertArchitecture) -> Sequence[Limit]:
         Limit("hidden_act", architecture.hidden_act, list(ACTIVATIONS.values())),
         Limit("layer_norm_eps", architecture.layer_norm_eps, [LAYER_NORM_EPS]),
         Limit("embedding_size", width, narrow),
+        Limit("share", architecture.share, ["all"]),
     )
 
 
