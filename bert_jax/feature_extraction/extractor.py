@@ -291,7 +291,7 @@ class FeatureExtractor:
             for row, vectors in zip(rows, batch.outputs, strict=True):
                 features[row] = self._features(window[row], vectors)
             self.counts.texts += len(rows)
-            self.counts.positions += self._inference.batch_size * batch.length
+            self.counts.positions += batch.size * batch.length
             self.counts.pieces += sum(lengths[row] for row in rows)
         return [features[row] for row in range(len(window))]
 

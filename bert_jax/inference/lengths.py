@@ -7,11 +7,14 @@ from typing import Final
 
 import numpy as np
 
-BUCKETS: Final = (8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 384, 512)
+BUCKETS: Final = (
+    *(8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    *(448, 512),
+)
 
 # Minimum fraction of the computation that each additional program must save. It limits most calls
-# to six programs.
-LEAST_SAVING: Final = 0.05
+# to ten programs.
+LEAST_SAVING: Final = 0.02
 
 
 def buckets_up_to(max_length: int) -> tuple[int, ...]:
