@@ -23,7 +23,7 @@ from tests.interop.hub_server import go_online, serve
 from tests.project import ok, refused
 from tests.tasks.runs import tiny_run
 
-TEXTS = texts(300, longest=60)  # some are longer than the limits below
+TEXTS = texts(1000, longest=60)  # some are longer than the limits below
 QUERY, PASSAGE = "w1 w2 w3 ", "w4: "
 # Class of Hugging Face's, pooling, width of a Dense module, length 1 or not, limit in tokens.
 MODELS: dict[str, tuple[Any, ...]] = {
