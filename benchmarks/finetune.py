@@ -15,7 +15,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from bert_jax.config import parse_config
 from bert_jax.data.rows.collate import count_tokens
 from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.sharding_rules import batch_sharding
+from bert_jax.tasks.batches import WEIGHTS
 from bert_jax.tasks.training.setup import origin_params, prepare
 from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.prefetch import to_devices
@@ -66,7 +67,20 @@ def measure(
 ) -> None:
     """Times ours and Hugging Face's side alternately."""
     settings = Settings(epochs=1000)
-    ours = Ours(task, data, run_dir, settings)
+    ours = Ours(
+        {
+            "seed": 1,
+            "run_dir": str(run_dir.parent / "tuned"),
+            "finetune": {
+                "init_from": str(run_dir),
+                "task": {"kind": "glue", "name": task, "data": str(data)},
+                "epochs": settings.epochs,
+                "batch_size": settings.batch_size,
+                "max_length": settings.max_length,
+                "optimizer": {"learning_rate": settings.learning_rate},
+            },
+        }
+    )
     train = read(data / "train.tsv", task)
     peer = Peer(checkpoint, task, train, read(data / "dev.tsv", task), seed=1)
     theirs = peer.steps(settings)
@@ -112,19 +126,8 @@ def measure(
 class Ours:
     """Runs the train step of `bert-jax finetune` on the batches of a real run."""
 
-    def __init__(self, task: str, data: Path, run_dir: Path, settings: Settings) -> None:
-        values = {
-            "seed": 1,
-            "run_dir": str(run_dir.parent / "tuned"),
-            "finetune": {
-                "init_from": str(run_dir),
-                "task": {"kind": "glue", "name": task, "data": str(data)},
-                "epochs": settings.epochs,
-                "batch_size": settings.batch_size,
-                "max_length": settings.max_length,
-                "optimizer": {"learning_rate": settings.learning_rate},
-            },
-        }
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        """Compiles all programs. `values` is a configuration of `bert-jax finetune`."""
         prepared = prepare(finetune_settings(parse_config(values, source="benchmark")))
         self.mesh = prepared.mesh
         self.batches = prepared.batches(seed=1)
@@ -167,7 +170,7 @@ class Ours:
         with jax.set_mesh(self.mesh):
             self.state, figures = self.run(self.state, on_devices, StepLimits(), self.schedule, {})
         jax.block_until_ready(figures)
-        return int(batch["row_weights"].sum())
+        return int(batch[WEIGHTS].sum())
 
     def _compile(self) -> float:
         """Runs steps of every batch shape and returns the compile time in seconds."""

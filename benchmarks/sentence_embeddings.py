@@ -1,0 +1,415 @@
+"""Trains and encodes sentence embeddings, beside sentence-transformers on the same model and data.
+
+    python -m benchmarks.sentence_embeddings CHECKPOINT --stsb DIR [--text FILE] [--part PART …]
+
+The checkpoint is a directory of sentence-transformers, such as MiniLM. The parts are
+
+- ``scored``: training on STS-B's scored pairs with CoSENT,
+- ``pairs``: training on ``--pairs`` pairs of neighbouring sentences with InfoNCE,
+- ``encode``: vectors of texts of mixed length: sentences of STS-B, sentences and paragraphs,
+- ``quality``: Spearman's correlation on STS-B dev after training, for every seed and both sides.
+
+Both sides use float32, the same batch size, AdamW, warm-up, decay and clipping, and alternate. Ours
+runs `bert-jax finetune`'s step and `LoadedModel.encode`. Theirs pads each column of a random batch
+to its longest text, as its trainer does, and encodes with `SentenceTransformer.encode`. Its
+trainer's own work is left out. Compile time is left out. ``--threads 1`` compares single cores:
+``cpu_seconds`` are all threads' seconds, which other programs on the machine disturb less.
+
+``--text`` is plain text with a paragraph per line; lines that begin with ``<`` are skipped. By
+default it is this Python's documentation.
+"""
+
+import argparse
+import csv
+import functools
+import itertools
+import os
+import random
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from benchmarks import glibc
+from benchmarks.features import python_docs
+from benchmarks.report import interleaved, median_ratio, report
+
+PACKAGES: Final = ("jax", "flax", "torch", "transformers", "sentence-transformers")
+PARTS: Final = ("scored", "pairs", "encode", "quality")
+PEER: Final = "sentence_transformers"
+SCALE: Final = 20.0  # 1/temperature, the default of both sides
+MAX_LENGTH: Final = 128
+RATE: Final = 2e-5
+WARMUP: Final = 0.1
+
+
+class Pair(NamedTuple):
+    """Two texts, and their similarity from 0 to 1 if it is known."""
+
+    first: str
+    second: str
+    score: float | None
+
+
+def main() -> None:
+    """Measures and prints one JSON line per metric."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument(
+        "--stsb", type=Path, required=True, help="directory with train.tsv, dev.tsv"
+    )
+    parser.add_argument("--text", type=Path, help="plain text, a paragraph per line")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--pairs", type=int, default=20_000)
+    parser.add_argument("--texts", type=int, default=2000, help="texts to encode")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=12, help="steps per round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--epochs", type=int, default=1, help="epochs of quality")
+    parser.add_argument("--limit", type=int, help="pairs of STS-B to train on")
+    parser.add_argument("--threads", type=int, help="cores of both sides. Default: all")
+    asked = parser.parse_args()
+    _limit_threads(asked.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        scored = read_stsb(asked.stsb / "train.tsv")[: asked.limit]
+        paragraphs = read_paragraphs(asked.text)
+        if "scored" in asked.part:
+            train_rates("scored", scored, asked, root / "scored")
+        if "pairs" in asked.part:
+            train_rates("pairs", neighbours(paragraphs, asked.pairs), asked, root / "pairs")
+        if "encode" in asked.part:
+            encode_rates(mixed_texts(scored, paragraphs, asked.texts), asked)
+        if "quality" in asked.part:
+            quality(scored, read_stsb(asked.stsb / "dev.tsv"), asked, root / "quality")
+
+
+def _limit_threads(threads: int | None) -> None:
+    """Limits the threads of both sides. Call it before JAX starts its CPU client."""
+    if threads is None:
+        return
+    import torch
+
+    torch.set_num_threads(threads)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+
+
+def train_rates(part: str, pairs: Sequence[Pair], asked: argparse.Namespace, root: Path) -> None:
+    """Times training steps of both sides alternately."""
+    from benchmarks.finetune import Ours
+
+    ours = Ours(configuration(pairs, asked, root, seed=1, epochs=1000))
+    peer = Peer(asked.checkpoint, pairs, batch_size=asked.batch, seed=1)
+    steps = {"bert_jax": ours.step, PEER: functools.partial(next, peer.steps(epochs=1000))}
+    counts: dict[str, list[int]] = {name: [] for name in steps}
+
+    def stretch(name: str) -> None:
+        counts[name].append(sum(steps[name]() for _ in range(asked.steps)))
+
+    timed = {name: _Timed(functools.partial(stretch, name)) for name in steps}
+    seconds = interleaved(timed, rounds=asked.rounds)
+    facts = {"part": part, "rows": len(pairs), "batch_size": asked.batch, "rounds": asked.rounds}
+    facts |= {"programs": ours.programs, "compile_seconds": round(ours.compile_seconds, 1)}
+    padding = {"bert_jax": ours.padding, PEER: peer.padding}
+    _report(
+        "train",
+        "pairs/s",
+        {name: _per_item(seconds[name], counts[name][1:]) for name in steps},
+        {name: _per_item(timed[name].cpu[1:], counts[name][1:]) for name in steps},
+        padding,
+        facts | {"threads": asked.threads},
+    )
+
+
+def encode_rates(texts: Sequence[str], asked: argparse.Namespace) -> None:
+    """Times encoding of both sides alternately, and compares the vectors."""
+    import sentence_transformers
+
+    import bert_jax
+
+    model = bert_jax.load(asked.checkpoint)
+    theirs = sentence_transformers.SentenceTransformer(str(asked.checkpoint), device="cpu")
+    runs: dict[str, Callable[[], np.ndarray]] = {
+        "bert_jax": lambda: model.encode(list(texts), batch_size=asked.batch),
+        PEER: lambda: theirs.encode(list(texts), batch_size=asked.batch, show_progress_bar=False),
+    }
+    runs["bert_jax"]()
+    runs["bert_jax"]()  # later calls compile more lengths
+    difference = float(np.abs(runs["bert_jax"]() - runs[PEER]()).max())
+    timed = {name: _Timed(run) for name, run in runs.items()}
+    seconds = interleaved(timed, rounds=asked.rounds)
+    tokens = [len(ids) for ids in theirs.tokenizer(list(texts))["input_ids"]]
+    facts = {
+        "part": "encode",
+        "rows": len(texts),
+        "batch_size": asked.batch,
+        "rounds": asked.rounds,
+        "threads": asked.threads,
+        "tokens_quartiles": np.percentile(tokens, (25, 50, 75)).round().tolist(),
+        "largest_difference": float(f"{difference:.2g}"),
+    }
+    counts = [len(texts)] * asked.rounds
+    _report(
+        "encode",
+        "texts/s",
+        {name: _per_item(taken, counts) for name, taken in seconds.items()},
+        {name: _per_item(one.cpu[1:], counts) for name, one in timed.items()},
+        {},
+        facts,
+    )
+
+
+def quality(
+    train: Sequence[Pair], dev: Sequence[Pair], asked: argparse.Namespace, root: Path
+) -> None:
+    """Trains both sides with every seed and reports Spearman's correlation on dev."""
+    import bert_jax
+    from bert_jax.config import parse_config
+
+    found: dict[str, list[float]] = {"bert_jax": [], PEER: []}
+    for seed in asked.seeds:
+        values = configuration(train, asked, root / str(seed), seed=seed, epochs=asked.epochs)
+        values["finetune"]["task"]["dev"] = write_table(root / str(seed) / "dev.tsv", dev)
+        outcome = bert_jax.finetune(parse_config(values, source="benchmark"))
+        assert outcome.scores is not None
+        found["bert_jax"].append(outcome.scores["spearman"])
+        peer = Peer(asked.checkpoint, train, batch_size=asked.batch, seed=seed)
+        for _ in peer.steps(epochs=asked.epochs):
+            pass
+        found[PEER].append(peer.spearman(dev))
+    for name, scores in found.items():
+        report(
+            *("sentence_embeddings.spearman", statistics.fmean(scores), "correlation"),
+            peer=None if name == "bert_jax" else name,
+            packages=PACKAGES,
+            by_seed=[round(score, 4) for score in scores],
+            deviation=round(statistics.stdev(scores), 4) if len(scores) > 1 else None,
+            rows=len(train),
+            batch_size=asked.batch,
+            epochs=asked.epochs,
+        )
+
+
+def configuration(
+    pairs: Sequence[Pair], asked: argparse.Namespace, root: Path, *, seed: int, epochs: int
+) -> dict[str, Any]:
+    """Returns a configuration of `bert-jax finetune`, whose tables it writes below `root`."""
+    table = write_table(root / "train.tsv", pairs)
+    task: dict[str, Any] = {
+        "kind": "embedding",
+        "train": table,
+        "dev": write_table(root / "few.tsv", pairs[:64]),
+        "anchor": "first",
+        "positive": "second",
+        "loss": {"kind": "info_nce", "temperature": 1 / SCALE},
+    }
+    if pairs[0].score is not None:
+        task |= {"score": "score", "loss": {"kind": "cosent", "temperature": 1 / SCALE}}
+    finetune = {
+        "init_from": str(asked.checkpoint),
+        "task": task,
+        "epochs": epochs,
+        "batch_size": asked.batch,
+        "max_length": MAX_LENGTH,
+        "optimizer": {"learning_rate": RATE, "warmup_fraction": WARMUP},
+    }
+    return {"seed": seed, "run_dir": str(root / "tuned"), "finetune": finetune}
+
+
+class Peer:
+    """sentence-transformers' model, tokenizer and loss."""
+
+    def __init__(
+        self, checkpoint: Path, pairs: Sequence[Pair], *, batch_size: int, seed: int
+    ) -> None:
+        import sentence_transformers
+        import torch
+        from sentence_transformers.sentence_transformer import losses
+
+        torch.manual_seed(seed)
+        self.model = sentence_transformers.SentenceTransformer(str(checkpoint), device="cpu")
+        self.model.max_seq_length = MAX_LENGTH
+        scored = pairs[0].score is not None
+        kind: Any = losses.CoSENTLoss if scored else losses.MultipleNegativesRankingLoss
+        self.loss = kind(self.model, scale=SCALE)
+        self.pairs, self.batch_size, self.seed = pairs, batch_size, seed
+        self.pieces = self.positions = 0
+
+    @property
+    def padding(self) -> float:
+        """Share of positions that are padding."""
+        return 1 - self.pieces / self.positions
+
+    def steps(self, *, epochs: int) -> Iterator[int]:
+        """Runs the training steps and yields each step's number of pairs."""
+        import torch
+
+        total = epochs * -(-len(self.pairs) // self.batch_size)
+        warmup = max(1, round(WARMUP * total))
+        optimizer = torch.optim.AdamW(self._groups(), lr=RATE, eps=1e-6)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer,
+            lambda step: min(step / warmup, (total - step) / max(1, total - warmup)),
+        )
+        rng = np.random.default_rng(self.seed)
+        self.model.train()
+        for _ in range(epochs):
+            order = rng.permutation(len(self.pairs))
+            for start in range(0, len(order), self.batch_size):
+                chosen = [self.pairs[at] for at in order[start : start + self.batch_size]]
+                features, labels = self._collate(chosen)
+                self.loss(features, labels).backward()
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                yield len(chosen)
+
+    def spearman(self, pairs: Sequence[Pair]) -> float:
+        """Returns the rank correlation of cosines and scores."""
+        from scipy import stats
+
+        self.model.eval()
+        first, second = (
+            self.model.encode([pair[at] for pair in pairs], show_progress_bar=False)
+            for at in (0, 1)
+        )
+        found: Any = stats.spearmanr((first * second).sum(1), [pair.score for pair in pairs])
+        return float(found.statistic)
+
+    def _collate(self, chosen: Sequence[Pair]) -> tuple[list[Any], Any]:
+        import torch
+
+        features = [self.model.preprocess([pair[at] for pair in chosen]) for at in (0, 1)]
+        for each in features:
+            self.positions += each["attention_mask"].numel()
+            self.pieces += int(each["attention_mask"].sum())
+        if chosen[0].score is None:
+            return features, None
+        return features, torch.tensor([pair.score for pair in chosen])
+
+    def _groups(self) -> list[dict[str, Any]]:
+        named = list(self.model.named_parameters())
+        plain = [p for name, p in named if name.endswith("bias") or "LayerNorm" in name]
+        decayed = [p for name, p in named if not name.endswith("bias") and "LayerNorm" not in name]
+        return [
+            {"params": decayed, "weight_decay": 0.01},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+
+
+class _Timed:
+    """A function that records the CPU seconds of each call."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run = run
+        self.cpu: list[float] = []
+
+    def __call__(self) -> None:
+        start = time.process_time()
+        self._run()
+        self.cpu.append(time.process_time() - start)
+
+
+def _per_item(seconds: Sequence[float], counts: Sequence[int]) -> list[float]:
+    return [taken / count for taken, count in zip(seconds, counts, strict=True)]
+
+
+def _report(
+    name: str,
+    unit: str,
+    wall: dict[str, list[float]],
+    cpu: dict[str, list[float]],
+    padding: dict[str, float],
+    facts: dict[str, Any],
+) -> None:
+    """Reports rates and ratios from the seconds per item of each round."""
+    for side, taken in wall.items():
+        own = {"padding": round(padding[side], 4)} if side in padding else {}
+        report(
+            *(f"sentence_embeddings.{name}", 1 / statistics.median(taken), unit),
+            peer=None if side == "bert_jax" else side,
+            packages=PACKAGES,
+            per_cpu_second=float(f"{1 / statistics.median(cpu[side]):.4g}"),
+            **own,
+            **facts,
+        )
+    for kind, taken in (("wall", wall), ("cpu", cpu)):
+        report(
+            *(f"sentence_embeddings.{name}_ratio", median_ratio(taken[PEER], taken["bert_jax"])),
+            *("x",),
+            peer=PEER,
+            packages=PACKAGES,
+            seconds=kind,
+            **facts,
+        )
+
+
+def read_stsb(path: Path) -> list[Pair]:
+    """Returns the pairs of GLUE's file, with scores from 0 to 1."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+    return [Pair(row[-3], row[-2], float(row[-1]) / 5) for row in rows]
+
+
+def read_paragraphs(path: Path | None) -> list[list[str]]:
+    """Returns the sentences of each paragraph."""
+    if path is None:
+        docs = python_docs(20_000)
+        return [docs[at : at + 8] for at in range(0, len(docs), 8)]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    kept = (line.strip() for line in lines if line.strip() and not line.startswith("<"))
+    return [re.split(r"(?<=[.!?]) (?=[A-Z])", line) for line in kept]
+
+
+def neighbours(paragraphs: Sequence[Sequence[str]], count: int) -> list[Pair]:
+    """Returns pairs of a sentence and one of the next sentences in its paragraph, nearest first."""
+    found: list[Pair] = []
+    for distance in itertools.count(1):
+        at_distance = [
+            Pair(first, second, None)
+            for sentences in paragraphs
+            for first, second in zip(sentences, sentences[distance:], strict=False)
+        ]
+        found += at_distance
+        if len(found) >= count or not at_distance:
+            return found[:count]
+    raise AssertionError
+
+
+def mixed_texts(
+    pairs: Sequence[Pair], paragraphs: Sequence[Sequence[str]], count: int
+) -> list[str]:
+    """Returns equal parts of STS-B's sentences, other sentences and paragraphs, shuffled."""
+    kinds = (
+        [pair.first for pair in pairs],
+        [sentence for sentences in paragraphs for sentence in sentences],
+        [" ".join(sentences) for sentences in paragraphs if len(sentences) > 2],
+    )
+    draw = random.Random(0)
+    chosen = [text for each in kinds for text in draw.sample(each, min(count // 3, len(each)))]
+    draw.shuffle(chosen)
+    return chosen
+
+
+def write_table(path: Path, pairs: Sequence[Pair]) -> str:
+    """Writes pairs as .tsv with the columns first, second and score."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, delimiter="\t")
+        table.writerow(["first", "second", "score"])
+        table.writerows([[*pair[:2], "" if pair.score is None else pair.score] for pair in pairs])
+    return str(path)
+
+
+if __name__ == "__main__":
+    glibc.with_large_pages("benchmarks.sentence_embeddings")
+    main()
