@@ -46,7 +46,6 @@ CONFIGS = {
     "ALBERT-base, share: attention": (
         *("pretrain/base.yaml", "model.kind=albert", "model.architecture.share=attention"),
     ),
-    "ALBERT-large": ("pretrain/base.yaml", "model.kind=albert", "model.size=large"),
     "ModernBERT-base": ("pretrain/modernbert-base.yaml",),
     "ModernBERT-large": ("pretrain/modernbert-large.yaml",),
 }
@@ -82,8 +81,8 @@ TABLES = {
     "2": Table(BERTS, ("v5e:4x4",), 2, 30_522),
     "objectives": Table(
         (
-            *("base", "ELECTRA-base", "ELECTRA-base, disentangled"),
-            *("ALBERT-base", "ALBERT-base, share: attention", "large", "ALBERT-large"),
+            *("ELECTRA-base", "ALBERT-base", "base"),
+            *("ELECTRA-base, disentangled", "ALBERT-base, share: attention"),
         ),
         ("v5e:4x4",),
         slices=1,
