@@ -39,7 +39,7 @@ def write_recipe(project: Path, folder: Path) -> Path:
     first["batch_ramp"] = [{"steps": 3, "batch_size": 16}, {"steps": 3, "batch_size": 32}]
     second["batch_size"] = 16
     values["examples"] |= {"input": [f"{project}/text/*.txt"], "workers": 1}
-    values["examples"] |= {"tokenizer": values["tokenizer"]}
+    values["examples"] |= {"tokenizer": values["tokenizer"], "validation_fraction": 0.1}
     path = folder / "fast.yaml"
     path.write_text(dump_yaml(values | {"mesh": {"platform": "cpu", "data": 8}}))
     for phase in train["phases"]:
