@@ -1,0 +1,1 @@
+"""Compares pretraining objectives at equal FLOPs: ``python -m benchmarks.objectives``."""
