@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(asked: argparse.Namespace) -> None:
-    """Runs the stages that are asked for. Raises UserError if a rule is broken."""
+    """Runs the selected stages. Raises UserError if a rule is broken."""
     tier = load_tier(asked.tier)
     corpus = check_corpus(asked.corpus, tier.corpus)
     recipes, folder = Recipes(tier, asked.corpus, asked.into), RunFolder(asked.into)

@@ -52,7 +52,7 @@ class Recipes:
             name: name of the run.
             seed: seed of the run.
             rate: factor of the learning rates.
-            share: FLOPs as a share of the reference's. None: the recipe's own steps.
+            share: FLOPs as a share of the reference's. If it is None, keeps the recipe's own steps.
         """
         values = config.model_dump(mode="json") | {"vocab": None, "examples": None, "seed": seed}
         values |= {"tokenizer": self._tokenizer, "run_dir": str(self._root / "runs" / name)}
