@@ -25,7 +25,7 @@ _OBJECTIVES: Final[dict[Name, dict[str, Any]]] = {
 _ENCODERS: Final[dict[Name, str]] = {"electra": "electra", "albert": "albert"}
 # Numbers of steps before they are scaled to a budget. `causal+mlm` has two phases of equal length.
 _STEPS: Final = 1000
-_WARMUP, _EVALUATION, _CHECKPOINT = 100, 250, 500
+_WARMUP, _EVALUATION, _CHECKPOINT = 100, 250, 250
 
 
 class Configs:
