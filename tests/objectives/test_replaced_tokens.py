@@ -44,7 +44,7 @@ def electra(**settings: Any) -> ReplacedTokenDetection:
 
 def torch_network(kind: Any, params: Any, architecture: Any, heads: Any) -> Any:
     """Returns a network of Hugging Face with our parameters."""
-    values = architecture.model_dump() | {"hidden_act": "gelu_new"}
+    values = architecture.model_dump() | {"hidden_act": "gelu"}
     network = kind(ElectraConfig(**values)).eval()
     tensors = under_their_names(params, architecture, heads)
     state = {name: torch.tensor(np.array(value)) for name, value in tensors.items()}

@@ -16,7 +16,6 @@ from bert_jax.encoders.hf_format import (
     dense,
     norm,
 )
-from bert_jax.model.architecture import Activation
 from bert_jax.text.vocabulary import SpecialIds
 
 
@@ -26,7 +25,6 @@ class ElectraConfig(ElectraArchitecture, HfConfig):
     architecture_type = ElectraArchitecture
 
     embedding_size: int | None = pydantic.Field(default=128, ge=1, le=1 << 16)
-    hidden_act: Activation = "gelu_erf"
     position_embedding_type: Literal["absolute"] = "absolute"
     add_cross_attention: Literal[False] = False
     summary_type: Literal["first"] = "first"

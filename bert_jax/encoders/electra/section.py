@@ -13,6 +13,9 @@ class ElectraArchitecture(FactorisedArchitecture):
 
     kind = "electra"
 
+    hidden_act: Activation = "gelu_erf"
+    """Activation of the FFN."""
+
     @property
     def head_act(self) -> Activation:
         """Activation of the MLM head."""
