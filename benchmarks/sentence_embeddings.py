@@ -12,9 +12,9 @@ The checkpoint is a directory of sentence-transformers, such as MiniLM. The part
 Both sides use float32, the same batch size, AdamW, warm-up, decay and clipping, and alternate. Ours
 runs `bert-jax finetune`'s step and `LoadedModel.encode`. Theirs pads each column of a random batch
 to its longest text, as its trainer does, and encodes with `SentenceTransformer.encode`. Its
-trainer's own work is left out. Compile time is left out. The machine must be idle: PyTorch's threads
-wait for each other in every operation, so other programs slow down its side most, also in CPU
-seconds. ``--threads 1`` compares single cores and avoids that.
+trainer's own work and compile time are left out. The machine must be idle: PyTorch's threads wait
+for each other in every operation, so other programs slow down its side most, also in CPU seconds.
+``--threads 1`` compares single cores and avoids that.
 
 ``--text`` is plain text with a paragraph per line; lines that begin with ``<`` are skipped. By
 default it is this Python's documentation.
