@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from bert_jax.objectives.causal import CausalObjectiveSection
     from bert_jax.objectives.distill import DistillObjectiveSection
     from bert_jax.objectives.electra import ElectraObjectiveSection, GeneratorSection
+    from bert_jax.objectives.mlperf_section import MlperfSection
     from bert_jax.objectives.roberta import RobertaObjectiveSection
     from bert_jax.objectives.sop import SopObjectiveSection
     from bert_jax.objectives.train_section import PhaseSection, TrainSection
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
         EvaluationSection,
         ProfileSection,
         RampStage,
+        StopAtSection,
         WatchdogSection,
     )
     from bert_jax.verbs.demo import Demo, demo
@@ -150,7 +152,8 @@ __all__ += ["Execution", "FinetuneOptimizerSection", "FinetuneSection", "GlueSec
 __all__ += ["EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixtureSection", "ModelSection"]
-__all__ += ["MultipleChoiceSection", "NearDuplicatesSection", "BertObjectiveSection"]
+__all__ += ["MlperfSection", "MultipleChoiceSection", "NearDuplicatesSection"]
+__all__ += ["BertObjectiveSection", "StopAtSection"]
 __all__ += ["CausalObjectiveSection", "DistillObjectiveSection", "RobertaObjectiveSection"]
 __all__ += ["SopObjectiveSection"]
 __all__ += ["OptimizerSection", "PackingSection", "PhaseSection", "ProfileSection", "RampStage"]

@@ -285,6 +285,8 @@ def _check_expressible(
     for setting, found, allowed in format.limits(architecture):
         if found not in allowed:
             raise refuse(f"model.architecture.{setting}", found, allowed)
+    if heads.of_pretraining - set(format.heads):
+        raise refuse("model.heads", sorted(heads.of_pretraining), sorted(format.heads))
     if heads.task is not None and heads.task not in format.tasks:
         raise refuse("model.heads.task", heads.task, list(format.tasks) or ["no task"])
     if heads.problem not in (None, "single_label"):
