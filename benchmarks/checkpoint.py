@@ -19,8 +19,8 @@ import optax
 from etils import epath
 
 from benchmarks.report import report
-from benchmarks.train_step import architecture
-from bert_jax.encoders.bert.section import BertArchitecture
+from benchmarks.train_step import architecture, layers_and_width
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.checkpoint_manifest import read_manifest, write_manifest
@@ -38,18 +38,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--size", type=architecture, default=architecture("L4H256"))
+    parser.add_argument("--size", type=layers_and_width, default=(4, 256))
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--directory", type=Path, help="directory; default: a temporary one")
     arguments = parser.parse_args()
     directory = arguments.directory or Path(tempfile.mkdtemp(prefix="bert_jax_checkpoint_"))
     try:
-        measure(arguments.size, directory / "checkpoints", saves=arguments.saves)
+        measure(
+            architecture("bert", *arguments.size), directory / "checkpoints", saves=arguments.saves
+        )
     finally:
         shutil.rmtree(directory / "checkpoints", ignore_errors=True)
 
 
-def measure(size: BertArchitecture, directory: Path, *, saves: int) -> None:
+def measure(size: EncoderArchitecture, directory: Path, *, saves: int) -> None:
     """Saves, verifies and restores checkpoints, and reports the medians."""
     state, abstract = make_state(size)
     stalls, wholes = [], []
@@ -90,7 +92,7 @@ def measure(size: BertArchitecture, directory: Path, *, saves: int) -> None:
     report("checkpoint.restore", restored, "s", **facts)
 
 
-def make_state(size: BertArchitecture) -> tuple[TrainState, TrainState]:
+def make_state(size: EncoderArchitecture) -> tuple[TrainState, TrainState]:
     """Returns a fresh state on one device, and its abstract counterpart."""
     task = small_task(**size.model_dump())
     model, optimizer = define_model(task.build), optax.scale_by_adam()

@@ -22,8 +22,8 @@ import optax
 from etils import epath
 
 from benchmarks.report import interleaved, median_ratio, report
-from benchmarks.train_step import PREDICTIONS, RATE, architecture, make_batch
-from bert_jax.encoders.bert.section import BertArchitecture
+from benchmarks.train_step import PREDICTIONS, RATE, architecture, layers_and_width, make_batch
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution
 from bert_jax.objectives.registry import DEFAULT
 from bert_jax.optim.optimizer import make_optimizer, schedule_count
@@ -47,16 +47,16 @@ ROWS = 16
 def main() -> None:
     """Measures and prints one JSON line per metric."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--size", type=architecture, default=architecture("L4H256"))
+    parser.add_argument("--size", type=layers_and_width, default=(4, 256))
     parser.add_argument("--steps", type=int, default=4, help="steps per timed round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--devices", type=int, default=2)
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", arguments.devices)
-    measure(arguments.size, arguments.steps, arguments.rounds)
+    measure(architecture("bert", *arguments.size), arguments.steps, arguments.rounds)
 
 
-def measure(size: BertArchitecture, steps: int, rounds: int) -> None:
+def measure(size: EncoderArchitecture, steps: int, rounds: int) -> None:
     """Times the step with and without checks, and the comparison of replicas."""
     task = DEFAULT.make(
         architecture=size,
