@@ -61,7 +61,7 @@ def write_sst2(directory: Path) -> None:
     write_lines(directory / "dev.tsv", [lines[0], *lines[65:]])
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_objectives_are_compared_at_equal_flops(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,9 +68,13 @@ OF_VARIANTS = [
 TRAINED = [case for case in RUNS if case in NETWORKS]
 
 
-def on_encoders(cases: list[tuple[str, str]]) -> Any:
-    ids = [f"{objective} on {encoder}" for objective, encoder in cases]
-    return pytest.mark.parametrize(("objective", "encoder"), cases, ids=ids)
+def on_encoders(cases: list[tuple[str, str]], *, rarely: Collection[tuple[str, str]] = ()) -> Any:
+    """Returns the mark for a test of each case. `make chaos` runs those in `rarely`."""
+    marked = [
+        pytest.param(*case, id=" on ".join(case), marks=[pytest.mark.chaos] * (case in rarely))
+        for case in cases
+    ]
+    return pytest.mark.parametrize(("objective", "encoder"), marked)
 
 
 every_network = on_encoders(NETWORKS)
@@ -271,7 +275,7 @@ def train(
     return train
 
 
-@on_encoders([*TRAINED, *OF_VARIANTS])
+@on_encoders([*TRAINED, *OF_VARIANTS], rarely=OF_VARIANTS)
 def test_a_run_resumes_bit_for_bit(
     tmp_path: Path, train: Callable[[str, str], Trained], objective: str, encoder: str
 ) -> None:
