@@ -1,6 +1,7 @@
 """The objectives: loss terms, required data, and the plateau warning."""
 
 import functools
+import itertools
 import math
 import types
 from typing import Any
@@ -115,15 +116,20 @@ def dataset_of(kind: PairingKind) -> Any:
 )
 def test_another_objectives_dataset_is_refused(name: str, kinds: set[str]) -> None:
     section = read_objective({"kind": name}, source="test")
+    without_pairs = {"full_sentences", "doc_sentences"}
     everything: tuple[PairingKind, ...] = ("nsp", "sop", "full_sentences", "doc_sentences")
-    for kind in everything:
-        if kind in kinds:
-            check_pairing(section, dataset_of(kind), key="dataset", evaluation=False)
+    for kind, evaluation in itertools.product(everything, (False, True)):
+        allowed = kinds | without_pairs if evaluation else kinds
+        check = functools.partial(
+            check_pairing, section, dataset_of(kind), key="dataset", evaluation=evaluation
+        )
+        if kind in allowed:
+            check()
             continue
         values: dict[str, Any] = {"dataset": "data/corpus", "found": kind, "objective": name}
         with refuses("objective.pairing", place="dataset", **values) as caught:
-            check_pairing(section, dataset_of(kind), key="dataset", evaluation=False)
-        assert set(caught.value.values["allowed"]) == kinds
+            check()
+        assert set(caught.value.values["allowed"]) == allowed
 
 
 def make_plateau() -> PlateauWatch:
