@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import bert_jax
-from benchmarks.finished_runs import RunFolder
+from benchmarks.finished_runs import RunFolder, require_end, seconds_of
 from bert_jax.config import load_config
-from bert_jax.errors import RunStopped
 from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.run_directory import CONFIG, open_run
 from bert_jax.section import Section
-from bert_jax.train.time_account import read_goodput
 
 
 class TaskSection(Section):
@@ -56,8 +54,7 @@ def fine_tuned(
     folder.write_config(name, config)
     if (found := _result(run_dir)) is None:
         print(f"fine-tune {name}", flush=True)
-        if bert_jax.finetune(config).interrupted:
-            raise RunStopped("benchmark.interrupted", "stopped by a signal", place=run_dir)
+        require_end(bert_jax.finetune(config), run_dir)
         found = _result(run_dir)
         assert found is not None
     return found
@@ -66,6 +63,4 @@ def fine_tuned(
 def _result(run_dir: Path) -> FineTuned | None:
     if not (run_dir / CONFIG).exists() or (found := read_evaluation(open_run(run_dir))) is None:
         return None
-    account = read_goodput(run_dir)
-    assert account is not None
-    return FineTuned(dict(found.scores), account.total - account.seconds["down"])
+    return FineTuned(dict(found.scores), seconds_of(run_dir))

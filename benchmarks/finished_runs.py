@@ -16,6 +16,7 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.run_directory import open_run, read_run_provenance
 from bert_jax.section import Section, need
+from bert_jax.train.loop import Outcome
 from bert_jax.train.metrics_writer import VALIDATION, read_metrics
 from bert_jax.train.time_account import read_goodput
 from bert_jax.validation import read_section
@@ -88,26 +89,35 @@ class RunFolder:
             )
         write_whole(path, text)
 
+    def result_file(self, name: str) -> Path:
+        """Returns the file of a run's record."""
+        return self.root / "results" / f"{name}.json"
+
     def finished(self, name: str) -> bool:
         """Returns whether a run has reached its last step."""
         account = read_goodput(self.run_dir(name)) if self.run_dir(name).exists() else None
         return account is not None and account.finished
 
-    def pretrained(self, name: str, config: RunConfig) -> RunRecord:
-        """Pretrains and evaluates, unless the result exists. A killed run is resumed.
+    def pretrain(self, name: str, config: RunConfig) -> None:
+        """Pretrains, unless the run is finished. A killed run is resumed.
 
         Raises:
             UserError: the run had another configuration, or an error of `bert_jax.pretrain`.
             RunStopped: a bad step or a signal stopped the run.
         """
         self.write_config(name, config)
-        path = self.root / "results" / f"{name}.json"
-        if path.exists():
-            return read_section(RunRecord, epath.Path(path))
-        run_dir = self.run_dir(name)
+        if self.finished(name):
+            return
         print(f"run {name}", flush=True)
-        if not self.finished(name) and bert_jax.pretrain(config).interrupted:
-            raise RunStopped("benchmark.interrupted", "stopped by a signal", place=run_dir)
+        require_end(bert_jax.pretrain(config), self.run_dir(name))
+
+    def pretrained(self, name: str, config: RunConfig) -> RunRecord:
+        """Pretrains and evaluates, unless the result exists. Raises the errors of `pretrain`."""
+        path, run_dir = self.result_file(name), self.run_dir(name)
+        if path.exists():
+            self.write_config(name, config)
+            return read_section(RunRecord, epath.Path(path))
+        self.pretrain(name, config)
         run = open_run(run_dir)
         if read_evaluation(run) is None:
             bert_jax.evaluate(str(run_dir))
@@ -116,13 +126,25 @@ class RunFolder:
         return record
 
 
+def require_end(outcome: Outcome, run_dir: Path) -> None:
+    """Raises RunStopped if a signal stopped a run before its last step."""
+    if outcome.interrupted:
+        raise RunStopped("benchmark.interrupted", "stopped by a signal", place=run_dir)
+
+
+def seconds_of(run_dir: Path) -> float:
+    """Returns the wall time of a run from its start to its end, without pauses between restarts."""
+    account = read_goodput(run_dir)
+    assert account is not None
+    return account.total - account.seconds["down"]
+
+
 def record_of(name: str, config: RunConfig, run_dir: Path) -> RunRecord:
     """Returns the record of a finished and evaluated run."""
     run = open_run(run_dir)
     provenance = read_run_provenance(run.directory)
-    evaluation, account = read_evaluation(run), read_goodput(run_dir)
+    evaluation = read_evaluation(run)
     assert evaluation is not None
-    assert account is not None
     train = need(config.train, "train", "pretrain")
     curve = [
         Measured(step=line["step"], flops=flops_until(config, line["step"]), loss=line[LOSS])
@@ -136,7 +158,7 @@ def record_of(name: str, config: RunConfig, run_dir: Path) -> RunRecord:
         steps=evaluation.step,
         flops=total_flops(config),
         loss=evaluation.scores[LOSS],
-        hours=(account.total - account.seconds["down"]) / 3600,
+        hours=seconds_of(run_dir) / 3600,
         tokenizer=run.tokenizer.hash,
         held_out=provenance["validation"][train.phases[-1].dataset] or "",
         curve=tuple(curve),

@@ -21,40 +21,32 @@ default it is this Python's documentation.
 """
 
 import argparse
-import csv
 import functools
-import itertools
 import os
-import random
-import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from benchmarks import glibc
-from benchmarks.features import python_docs
 from benchmarks.report import interleaved, median_ratio, report
+from benchmarks.sentence_pairs import (
+    Pair,
+    mixed_texts,
+    neighbours,
+    read_paragraphs,
+    read_stsb,
+    write_table,
+)
+from benchmarks.sentence_transformers_peer import MAX_LENGTH, RATE, SCALE, WARMUP, Peer
 
 PACKAGES: Final = ("jax", "flax", "torch", "transformers", "sentence-transformers")
 PARTS: Final = ("scored", "pairs", "encode", "quality")
 PEER: Final = "sentence_transformers"
-SCALE: Final = 20.0  # 1/temperature, the default of both sides
-MAX_LENGTH: Final = 128
-RATE: Final = 2e-5
-WARMUP: Final = 0.1
-
-
-class Pair(NamedTuple):
-    """Two texts, and their similarity from 0 to 1 if it is known."""
-
-    first: str
-    second: str
-    score: float | None
 
 
 def main() -> None:
@@ -225,88 +217,6 @@ def configuration(
     return {"seed": seed, "run_dir": str(root / "tuned"), "finetune": finetune}
 
 
-class Peer:
-    """sentence-transformers' model, tokenizer and loss."""
-
-    def __init__(
-        self, checkpoint: Path, pairs: Sequence[Pair], *, batch_size: int, seed: int
-    ) -> None:
-        import sentence_transformers
-        import torch
-        from sentence_transformers.sentence_transformer import losses
-
-        torch.manual_seed(seed)
-        self.model = sentence_transformers.SentenceTransformer(str(checkpoint), device="cpu")
-        self.model.max_seq_length = MAX_LENGTH
-        scored = pairs[0].score is not None
-        kind: Any = losses.CoSENTLoss if scored else losses.MultipleNegativesRankingLoss
-        self.loss = kind(self.model, scale=SCALE)
-        self.pairs, self.batch_size, self.seed = pairs, batch_size, seed
-        self.pieces = self.positions = 0
-
-    @property
-    def padding(self) -> float:
-        """Share of positions that are padding."""
-        return 1 - self.pieces / self.positions
-
-    def steps(self, *, epochs: int) -> Iterator[int]:
-        """Runs the training steps and yields each step's number of pairs."""
-        import torch
-
-        total = epochs * -(-len(self.pairs) // self.batch_size)
-        warmup = max(1, round(WARMUP * total))
-        optimizer = torch.optim.AdamW(self._groups(), lr=RATE, eps=1e-6)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda step: min(step / warmup, (total - step) / max(1, total - warmup)),
-        )
-        rng = np.random.default_rng(self.seed)
-        self.model.train()
-        for _ in range(epochs):
-            order = rng.permutation(len(self.pairs))
-            for start in range(0, len(order), self.batch_size):
-                chosen = [self.pairs[at] for at in order[start : start + self.batch_size]]
-                features, labels = self._collate(chosen)
-                self.loss(features, labels).backward()
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-                yield len(chosen)
-
-    def spearman(self, pairs: Sequence[Pair]) -> float:
-        """Returns the rank correlation of cosines and scores."""
-        from scipy import stats
-
-        self.model.eval()
-        first, second = (
-            self.model.encode([pair[at] for pair in pairs], show_progress_bar=False)
-            for at in (0, 1)
-        )
-        found: Any = stats.spearmanr((first * second).sum(1), [pair.score for pair in pairs])
-        return float(found.statistic)
-
-    def _collate(self, chosen: Sequence[Pair]) -> tuple[list[Any], Any]:
-        import torch
-
-        features = [self.model.preprocess([pair[at] for pair in chosen]) for at in (0, 1)]
-        for each in features:
-            self.positions += each["attention_mask"].numel()
-            self.pieces += int(each["attention_mask"].sum())
-        if chosen[0].score is None:
-            return features, None
-        return features, torch.tensor([pair.score for pair in chosen])
-
-    def _groups(self) -> list[dict[str, Any]]:
-        named = list(self.model.named_parameters())
-        plain = [p for name, p in named if name.endswith("bias") or "LayerNorm" in name]
-        decayed = [p for name, p in named if not name.endswith("bias") and "LayerNorm" not in name]
-        return [
-            {"params": decayed, "weight_decay": 0.01},
-            {"params": plain, "weight_decay": 0.0},
-        ]
-
-
 class _Timed:
     """A function that records the CPU seconds of each call."""
 
@@ -352,63 +262,6 @@ def _report(
             seconds=kind,
             **facts,
         )
-
-
-def read_stsb(path: Path) -> list[Pair]:
-    """Returns the pairs of GLUE's file, with scores from 0 to 1."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
-    return [Pair(row[-3], row[-2], float(row[-1]) / 5) for row in rows]
-
-
-def read_paragraphs(path: Path | None) -> list[list[str]]:
-    """Returns the sentences of each paragraph."""
-    if path is None:
-        docs = python_docs(20_000)
-        return [docs[at : at + 8] for at in range(0, len(docs), 8)]
-    lines = path.read_text(encoding="utf-8").splitlines()
-    kept = (line.strip() for line in lines if line.strip() and not line.startswith("<"))
-    return [re.split(r"(?<=[.!?]) (?=[A-Z])", line) for line in kept]
-
-
-def neighbours(paragraphs: Sequence[Sequence[str]], count: int) -> list[Pair]:
-    """Returns pairs of a sentence and one of the next sentences in its paragraph, nearest first."""
-    found: list[Pair] = []
-    for distance in itertools.count(1):
-        at_distance = [
-            Pair(first, second, None)
-            for sentences in paragraphs
-            for first, second in zip(sentences, sentences[distance:], strict=False)
-        ]
-        found += at_distance
-        if len(found) >= count or not at_distance:
-            return found[:count]
-    raise AssertionError
-
-
-def mixed_texts(
-    pairs: Sequence[Pair], paragraphs: Sequence[Sequence[str]], count: int
-) -> list[str]:
-    """Returns equal parts of STS-B's sentences, other sentences and paragraphs, shuffled."""
-    kinds = (
-        [pair.first for pair in pairs],
-        [sentence for sentences in paragraphs for sentence in sentences],
-        [" ".join(sentences) for sentences in paragraphs if len(sentences) > 2],
-    )
-    draw = random.Random(0)
-    chosen = [text for each in kinds for text in draw.sample(each, min(count // 3, len(each)))]
-    draw.shuffle(chosen)
-    return chosen
-
-
-def write_table(path: Path, pairs: Sequence[Pair]) -> str:
-    """Writes pairs as .tsv with the columns first, second and score."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, delimiter="\t")
-        table.writerow(["first", "second", "score"])
-        table.writerows([[*pair[:2], "" if pair.score is None else pair.score] for pair in pairs])
-    return str(path)
 
 
 if __name__ == "__main__":

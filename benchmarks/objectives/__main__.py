@@ -14,9 +14,10 @@ from pathlib import Path
 
 from benchmarks import glibc
 from benchmarks.marked_table import insert
-from benchmarks.objectives.page import MARK, plot, pyplot, table
+from benchmarks.objectives.page import MARK, plot, table
 from benchmarks.objectives.settings import load_study
 from benchmarks.objectives.study import Study
+from benchmarks.svg_plot import pyplot
 from bert_jax.errors import RunStopped, UserError
 
 

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.marked_table import line
 from benchmarks.objectives.configs import TEACHER
@@ -11,7 +11,7 @@ from benchmarks.objectives.settings import StudySection
 from benchmarks.objectives.study import ObjectiveRecord
 from benchmarks.report import machine, versions
 from benchmarks.significance import Spread
-from bert_jax.errors import UserError
+from benchmarks.svg_plot import pyplot, save
 
 MARK: Final = "objectives"
 # Metric of the held-out rows that shows what an objective learned.
@@ -69,7 +69,6 @@ def plot(study: StudySection, records: Sequence[ObjectiveRecord], path: Path) ->
     Raises UserError if matplotlib is not installed.
     """
     plt = pyplot()
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "bert_jax", "font.size": 9})
     figure, axes = plt.subplots(
         *(1, len(study.tasks)), figsize=(4.2 * len(study.tasks), 3.2), layout="constrained"
     )
@@ -77,7 +76,7 @@ def plot(study: StudySection, records: Sequence[ObjectiveRecord], path: Path) ->
     for axis, (task, section) in zip(panels, study.tasks.items(), strict=True):
         for at, name in enumerate(study.objectives):
             points = _points(records, name, task, section.metric)
-            # Points of one budget stand beside each other, so that their ranges are visible.
+            # Shift the points of a budget, so that their ranges do not overlap.
             shift = 1.03 ** (at - len(study.objectives) / 2)
             flops = [shift * each[0] for each in points]
             means = [sum(each[1]) / len(each[1]) for each in points]
@@ -90,26 +89,8 @@ def plot(study: StudySection, records: Sequence[ObjectiveRecord], path: Path) ->
         axis.set_xscale("log")
         axis.set_xlabel("FLOPs of pretraining")
         axis.set_title(f"{task}: {section.metric}", fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
-def pyplot() -> Any:
-    """Returns matplotlib's pyplot. Raises UserError if it is not installed."""
-    try:
-        import matplotlib  # pyright: ignore[reportMissingImports]
-
-        matplotlib.use("svg")
-        import matplotlib.pyplot as plt  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise UserError(
-            "benchmark.matplotlib",
-            "not installed, but --plot needs it. Run pip install matplotlib.",
-            place="matplotlib",
-        ) from error
-    return plt
+    save(figure, path)
 
 
 def _points(

@@ -11,16 +11,14 @@ from etils import epath
 import bert_jax
 from benchmarks.equal_flops import rows_until, total_flops
 from benchmarks.fine_tuned import fine_tuned
-from benchmarks.finished_runs import RunFolder
+from benchmarks.finished_runs import RunFolder, seconds_of
 from benchmarks.objectives.configs import TEACHER, Configs
 from benchmarks.objectives.settings import Name, StudySection
 from benchmarks.report import machine
 from bert_jax.config import RunConfig
-from bert_jax.errors import RunStopped
 from bert_jax.files.atomic import write_whole
 from bert_jax.section import Section, need
 from bert_jax.train.metrics_writer import VALIDATION, read_metrics
-from bert_jax.train.time_account import read_goodput
 from bert_jax.validation import read_section
 
 RECORDS: Final = "results.jsonl"
@@ -96,7 +94,7 @@ class Study:
             bert_jax.examples(self._configs.examples(name))
 
     def _teacher(self) -> ObjectiveRecord:
-        path = self._result(TEACHER)
+        path = self._folder.result_file(TEACHER)
         if path.exists():
             return read_section(ObjectiveRecord, epath.Path(path))
         config = self._configs.teacher()
@@ -106,7 +104,7 @@ class Study:
 
     def _record(self, name: Name, *, seed: int, budget: float) -> ObjectiveRecord:
         run = f"{name}-{budget:g}-seed{seed}"
-        path = self._result(run)
+        path = self._folder.result_file(run)
         if path.exists():
             return read_section(ObjectiveRecord, epath.Path(path))
         config = self._configs.pretraining(name, run, seed=seed, flops=budget)
@@ -127,15 +125,10 @@ class Study:
     def _pretrained(
         self, run: str, name: str, config: RunConfig, *, budget: float
     ) -> ObjectiveRecord:
-        """Pretrains, unless the run is finished. A killed run is resumed."""
-        self._folder.write_config(run, config)
+        """Pretrains, see `RunFolder.pretrain`, and returns a record without scores."""
+        self._folder.pretrain(run, config)
         run_dir = self._folder.run_dir(run)
-        if not self._folder.finished(run):
-            print(f"run {run}", flush=True)
-            if bert_jax.pretrain(config).interrupted:
-                raise RunStopped("benchmark.interrupted", "stopped by a signal", place=run_dir)
-        account, steps = read_goodput(run_dir), need(config.train, "train", "pretrain").total_steps
-        assert account is not None
+        steps = need(config.train, "train", "pretrain").total_steps
         return ObjectiveRecord(
             objective=name,
             seed=config.seed,
@@ -143,13 +136,10 @@ class Study:
             flops=total_flops(config),
             steps=steps,
             rows=sum(rows_until(config, steps)),
-            seconds=account.total - account.seconds["down"],
+            seconds=seconds_of(run_dir),
             validation=tuple(_numbers(line) for line in read_metrics(run_dir, kind=VALIDATION)),
             cores=machine()["cores"],
         )
-
-    def _result(self, run: str) -> Path:
-        return self._folder.root / "results" / f"{run}.json"
 
 
 def read_study(root: Path) -> list[ObjectiveRecord]:

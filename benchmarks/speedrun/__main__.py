@@ -22,6 +22,7 @@ from benchmarks.speedrun.recipes import Recipes
 from benchmarks.speedrun.rules import check_runs, check_task
 from benchmarks.speedrun.stages import REFERENCE, STAGES, Speedrun
 from benchmarks.speedrun.tier import load_tier
+from benchmarks.svg_plot import pyplot
 from bert_jax.config import load_config
 from bert_jax.errors import KeyedError, RunStopped
 
@@ -61,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(asked: argparse.Namespace) -> None:
     """Runs the selected stages. Raises UserError if a rule is broken."""
+    if asked.plot:
+        pyplot()  # fails before the runs, not after them
     tier = load_tier(asked.tier)
     corpus = check_corpus(asked.corpus, tier.corpus)
     recipes, folder = Recipes(tier, asked.corpus, asked.into), RunFolder(asked.into)

@@ -1,17 +1,18 @@
-"""Plots MLM loss against FLOPs. Needs ``pip install matplotlib``."""
+"""Plots MLM loss against FLOPs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.finished_runs import RunRecord
+from benchmarks.svg_plot import pyplot, save
 
 
 def plot(path: Path, title: str, found: Mapping[str, Sequence[RunRecord]], target: float) -> None:
-    """Writes an SVG file: a line per recipe, the mean over its seeds, and the target."""
-    import matplotlib.pyplot as plt  # pyright: ignore[reportMissingImports]
+    """Writes an SVG file: a line per recipe, the mean over its seeds, and the target.
 
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "bert_jax", "font.size": 9})
-    figure, axis = plt.subplots(figsize=(8.4, 4.2), layout="constrained")
+    Raises UserError if matplotlib is not installed.
+    """
+    figure, axis = pyplot().subplots(figsize=(8.4, 4.2), layout="constrained")
     for at, (name, records) in enumerate(found.items()):
         points = list(zip(*(record.curve for record in records), strict=True))
         flops = [of_seeds[0].flops for of_seeds in points]
@@ -20,6 +21,5 @@ def plot(path: Path, title: str, found: Mapping[str, Sequence[RunRecord]], targe
         axis.plot(flops, losses, "o-" if wide else "-", ms=3, lw=2 if wide else 1, label=name)
     axis.axhline(target, color="#888", linestyle="--", linewidth=1)
     axis.set(xlabel="FLOPs", ylabel="held-out MLM loss (nats)", title=title)
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)

@@ -5,13 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import bert_jax
+from benchmarks.fine_tuned import TaskSection, fine_tuned
 from benchmarks.finished_runs import RunFolder, RunRecord
 from benchmarks.speedrun.recipes import Recipes
-from benchmarks.speedrun.tier import TaskSection, TierSection
-from bert_jax.config import RunConfig, load_config
-from bert_jax.runs.evaluation import read_evaluation
-from bert_jax.runs.run_directory import CONFIG, open_run
+from benchmarks.speedrun.tier import TierSection
+from bert_jax.config import RunConfig
 
 REFERENCE: Final = "reference"
 STAGES: Final = ("tune", "runs", "ablation", "finetune")
@@ -110,7 +108,7 @@ class Speedrun:
         return {
             task: {
                 name: [
-                    self._finetuned(task, section, data, f"{name}-seed{seed}", seed)
+                    self._score(task, section, data, f"{name}-seed{seed}", seed)
                     for seed in self._tier.seeds
                 ]
                 for name in self._sources
@@ -140,6 +138,12 @@ class Speedrun:
     def _run(self, trial: Trial) -> RunRecord:
         return self._folder.pretrained(*trial)
 
+    def _score(self, task: str, section: TaskSection, data: Path, origin: str, seed: int) -> float:
+        """Returns the score of a run that is fine-tuned on a task."""
+        name = f"{task}-{origin}"
+        found = fine_tuned(self._folder, name, section, origin=origin, data=data, seed=seed)
+        return found.scores[section.metric]
+
     def _print(self, trials: Sequence[Trial]) -> None:
         """Writes the configurations of unfinished runs, prints their commands, and exits."""
         missing = [trial for trial in trials if not self._folder.finished(trial.name)]
@@ -148,36 +152,6 @@ class Speedrun:
             print(f"bert-jax pretrain {self._folder.config_file(name)}")
         if missing:
             sys.exit(0)
-
-    def _finetuned(
-        self, task: str, section: TaskSection, data: Path, origin: str, seed: int
-    ) -> float:
-        name = f"{task}-{origin}"
-        config = load_config(
-            section.config,
-            [
-                *section.overrides,
-                f"seed={seed}",
-                f"run_dir={self._folder.run_dir(name)}",
-                f"finetune.init_from={self._folder.run_dir(origin)}",
-                f"finetune.task.data={data / section.data}",
-            ],
-        )
-        self._folder.write_config(name, config)
-        if (found := _score(self._folder.run_dir(name), section.metric)) is not None:
-            return found
-        print(f"fine-tune {name}", flush=True)
-        bert_jax.finetune(config)
-        found = _score(self._folder.run_dir(name), section.metric)
-        assert found is not None
-        return found
-
-
-def _score(run_dir: Path, metric: str) -> float | None:
-    """Returns a score of a finished fine-tuning, or None."""
-    if not (run_dir / CONFIG).exists() or (found := read_evaluation(open_run(run_dir))) is None:
-        return None
-    return found.scores[metric]
 
 
 def _slug(text: str) -> str:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pydantic
 
+from benchmarks.fine_tuned import TaskSection
 from bert_jax.config import RunConfig, load_config
 from bert_jax.errors import SettingError, UserError, did_you_mean
 from bert_jax.files.yaml_file import read_yaml
@@ -36,19 +37,6 @@ class RecipeSection(Section):
     def load(self, *more: str) -> RunConfig:
         """Returns the configuration. Raises UserError if it is invalid."""
         return load_config(self.config, (*self.overrides, *more))
-
-
-class TaskSection(Section):
-    """A fine-tuning task with fixed hyperparameters."""
-
-    config: str
-    """A file, or the name of a packaged configuration."""
-    overrides: tuple[str, ...] = ()
-    """``key=value`` settings."""
-    data: str
-    """Folder of the task below ``--glue``."""
-    metric: str
-    """Score on the dev split, larger is better."""
 
 
 class TierSection(Section):

@@ -69,26 +69,41 @@ class GoogleFormat:
     recognise: Callable[[str], bool]
     """Whether a variable's name proves that a checkpoint is of this encoder."""
     names: Callable[[TaskName | None], Rules]
-    """Returns the rules of all variables, including those of a fine-tuned head."""
+    """Returns the rules of all variables, including the variables of a fine-tuned head."""
     heads: Mapping[str, str]
     """Scopes of the pretraining heads, by the fields of `HeadsSection`."""
     tasks: Mapping[TaskName, str]
     """Scopes of the fine-tuned heads."""
     ignored: Mapping[str, str]
     """Patterns of names that are not parameters, with the reasons."""
+    activations: Mapping[str, Activation]
+    """Our names of the activations, by the values of `hidden_act` in the configuration."""
     has_moments: bool
     """Whether Adam's moments are read and written."""
     read: Callable[[epath.Path, Shapes, int], EncoderArchitecture]
     """Returns the architecture from the path of the configuration, the shapes of the variables and
     the number of pieces. Raises UserError if the file is missing, or a setting is wrong."""
     write: Callable[[Any], Mapping[str, Any]]
-    """Returns the content of the configuration for an architecture."""
+    """Returns the content of the configuration for an architecture, except for `hidden_act`."""
     tokenizers: tuple[type[Tokenizer], ...]
     """Tokenizers whose files the repository reads."""
-    limits: Callable[[Any], Sequence[Limit]]
-    """Returns the limits of an architecture's settings, see `Limit`."""
     usage: str
     """Markdown for the model card: how the repository's programs use an export."""
+    more_limits: Callable[[Any], Sequence[Limit]] = lambda architecture: ()
+    """Returns the limits that only this repository has."""
+
+    def limits(self, architecture: Any) -> Sequence[Limit]:
+        """Returns the limits of an architecture's settings, see `Limit`."""
+        return (
+            Limit("hidden_act", architecture.hidden_act, list(self.activations.values())),
+            Limit("layer_norm_eps", architecture.layer_norm_eps, [LAYER_NORM_EPS]),
+            *self.more_limits(architecture),
+        )
+
+    def configuration(self, architecture: Any) -> Mapping[str, Any]:
+        """Returns the content of the configuration for an architecture."""
+        theirs = {ours: theirs for theirs, ours in self.activations.items()}
+        return {**self.write(architecture), "hidden_act": theirs[architecture.hidden_act]}
 
 
 def renamed(rule: NameRule, theirs: str) -> NameRule:

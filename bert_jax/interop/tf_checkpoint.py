@@ -127,7 +127,7 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     write_bundle(root / format.checkpoint, _tensors(format, placements, model))
     write_whole(root / _STATE, f'model_checkpoint_path: "{format.checkpoint}"\n'.encode())
     model.tokenizer.save(root)
-    values = format.write(model.architecture)
+    values = format.configuration(model.architecture)
     text = json.dumps(values, indent=2, sort_keys=True) + "\n"
     write_whole(root / format.config, text.encode())
 

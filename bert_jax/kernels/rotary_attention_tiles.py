@@ -37,7 +37,7 @@ def longest_row(vmem: int | None) -> int:
 
 
 def is_small(vmem: int | None) -> bool:
-    """Returns whether VMEM of so many bytes has no room for the largest tiles."""
+    """Returns whether a VMEM of `vmem` bytes is too small for the largest tiles."""
     return vmem is not None and vmem <= _SMALL
 
 
@@ -58,7 +58,7 @@ class RotaryShape:
     window: int | None  # tokens around a query whose keys it sees; None: all
     causal: bool  # whether a query sees no later key
     forward: bool  # else backward
-    is_small: bool  # whether a core's VMEM has no room for the largest tiles
+    is_small: bool  # whether a core's VMEM is too small for the largest tiles
 
     @property
     def is_long(self) -> bool:

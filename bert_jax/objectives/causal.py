@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.objectives.section import WITHOUT_PAIRS, ObjectiveSection
 from bert_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class CausalObjectiveSection(ObjectiveSection):
     """
 
     heads = HeadsSection(pooler=False, next_sentence=False, causal=True)
-    pairings = ("full_sentences", "doc_sentences")
+    pairings = WITHOUT_PAIRS
 
     kind: Literal["causal"] = "causal"
 

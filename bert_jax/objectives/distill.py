@@ -9,7 +9,7 @@ import pydantic
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.objectives.section import WITHOUT_PAIRS, ObjectiveSection
 from bert_jax.section import ModelPathText
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ class DistillObjectiveSection(ObjectiveSection):
     """
 
     heads = HeadsSection(pooler=False, next_sentence=False)
-    pairings = ("full_sentences", "doc_sentences", "nsp", "sop")
+    pairings = (*WITHOUT_PAIRS, "nsp", "sop")
     has_second_model = True
 
     kind: Literal["distill"] = "distill"

@@ -10,7 +10,7 @@ from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.objectives.section import WITHOUT_PAIRS, ObjectiveSection
 from bert_jax.section import Section, as_tuple
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -78,7 +78,7 @@ class ElectraObjectiveSection(ObjectiveSection):
     """
 
     heads = HeadsSection(pooler=False, mlm=False, next_sentence=False, replaced_tokens=True)
-    pairings = ("full_sentences", "doc_sentences", "nsp", "sop")
+    pairings = (*WITHOUT_PAIRS, "nsp", "sop")
     has_second_model = True
 
     kind: Literal["electra"] = "electra"

@@ -1,13 +1,11 @@
 """Evaluates a pretrained checkpoint on every example of a dataset."""
 
-import functools
 from collections.abc import Callable
 from typing import Final
 
 import jax
 
 from bert_jax.data.dataset.cache import CacheSection, DatasetCache
-from bert_jax.data.loader.loader import evaluation_batches
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
 from bert_jax.inference.lengths import bucket_of, buckets_up_to
@@ -15,7 +13,7 @@ from bert_jax.narration import doing
 from bert_jax.objectives.of_run import objective_of, objective_section
 from bert_jax.objectives.phases import open_source
 from bert_jax.objectives.train_section import PhaseSection, TrainSection
-from bert_jax.parallel.mesh import open_mesh, process_share
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.sharding_rules import batch_parts
@@ -23,8 +21,6 @@ from bert_jax.runs.evaluation import Evaluation
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params, own_model, read_checkpoints
 from bert_jax.runs.run_directory import Run
 from bert_jax.task import TRAINING_PARTS, Task
-from bert_jax.train.compiled import abstract_batch
-from bert_jax.train.evaluations import Evaluator
 from bert_jax.train.frozen import FrozenParams, check_frozen, load_frozen
 from bert_jax.train.state import ModelDefinition, define_model
 
@@ -80,30 +76,19 @@ def evaluate_objective(
     )
     found = {"step": loaded.step, "tokenizer": run.tokenizer.hash}
     require_same({"run_dir": found, "dataset": source.dataset.fingerprint})
-    parts, share = batch_parts(loaded.mesh), process_share(loaded.mesh)
-    features = source.features(
+    parts, model = batch_parts(loaded.mesh), define_model(task.build)
+    score = source.evaluator(
         task,
+        model,
+        loaded.mesh,
         seq_length=_seq_length(run, phase, longest=int(source.dataset.lengths.max())),
         max_predictions=phase and phase.max_predictions,
-        evaluation=True,
-    )
-    rows = -(-(batch_size or rows) // parts) * parts
-    batches = functools.partial(
-        evaluation_batches,
-        source.dataset,
-        features,
-        batch_size=rows,
+        rows=-(-(batch_size or rows) // parts) * parts,
         seed=seed,
-        limit=None,
-        share=share,
     )
-    with jax.set_mesh(loaded.mesh):
-        model = define_model(task.build)
-        batch = abstract_batch(features, loaded.mesh, rows=rows)
-        score = Evaluator(task, model, batches, loaded.mesh, batch=batch, shares=share.count)
-        with doing(f"evaluating {len(source.dataset):,} examples"):
-            params = {part: loaded.params[part] for part in model.params}
-            scores = score(params, _frozen(run, task, loaded).params)
+    with jax.set_mesh(loaded.mesh), doing(f"evaluating {len(source.dataset):,} examples"):
+        params = {part: loaded.params[part] for part in model.params}
+        scores = score(params, _frozen(run, task, loaded).params)
     return Evaluation(loaded.step, path, split, len(source.dataset), scores)
 
 

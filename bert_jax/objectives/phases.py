@@ -107,6 +107,49 @@ class ExampleSource:
             pad_id=self.tokenizer.special.pad,
         )
 
+    def evaluator(
+        self,
+        task: Objective,
+        model: ModelDefinition,
+        mesh: Mesh,
+        *,
+        seq_length: int,
+        max_predictions: int | None,
+        rows: int,
+        seed: int,
+        limit: int | None = None,
+    ) -> Evaluator:
+        """Returns the evaluation of the split. See `features` for the arguments.
+
+        Args:
+            task: objective of the run.
+            model: model of the objective.
+            mesh: mesh of the run.
+            seq_length: tokens per row.
+            max_predictions: maximum number of masked tokens per row.
+            rows: rows per batch, over all devices and hosts.
+            seed: seed of the masks.
+            limit: number of examples. Default: all.
+
+        Raises:
+            UserError: like `features`.
+        """
+        share = process_share(mesh)
+        features = self.features(
+            task, seq_length=seq_length, max_predictions=max_predictions, evaluation=True
+        )
+        open_batches = functools.partial(
+            evaluation_batches,
+            self.dataset,
+            features,
+            batch_size=rows,
+            seed=seed,
+            limit=limit,
+            share=share,
+        )
+        batch = abstract_batch(features, mesh, rows=rows)
+        return Evaluator(task, model, open_batches, mesh, batch=batch, shares=share.count)
+
 
 def open_source(
     path: str,
@@ -264,7 +307,16 @@ class PhaseOpener(NamedTuple):
         )
         evaluator = None
         if settings.train.evaluation is not None and held_out is not None:
-            evaluator = self._evaluator(section, held_out, objective, model)
+            evaluator = held_out.evaluator(
+                objective,
+                model,
+                self.mesh,
+                seq_length=section.seq_length,
+                max_predictions=section.max_predictions,
+                rows=settings.train.evaluation_rows(section),
+                seed=settings.train.evaluation_seed(settings.seed),
+                limit=self._limit,
+            )
         found = "nothing" if held_out is None else held_out.dataset.fingerprint
         phase = Phase(
             step=StepSpec(task=objective, model=model, optimizer=self.optimizer),
@@ -294,29 +346,3 @@ class PhaseOpener(NamedTuple):
             compile_evaluation=evaluator and evaluator.compile,
         )
         return phase, evaluator
-
-    def _evaluator(
-        self,
-        section: PhaseSection,
-        held_out: ExampleSource,
-        objective: Objective,
-        model: ModelDefinition,
-    ) -> Evaluator:
-        share, rows = process_share(self.mesh), self.settings.train.evaluation_rows(section)
-        features = held_out.features(
-            objective,
-            seq_length=section.seq_length,
-            max_predictions=section.max_predictions,
-            evaluation=True,
-        )
-        open_batches = functools.partial(
-            evaluation_batches,
-            held_out.dataset,
-            features,
-            batch_size=rows,
-            seed=self.settings.train.evaluation_seed(self.settings.seed),
-            limit=self._limit,
-            share=share,
-        )
-        batch = abstract_batch(features, self.mesh, rows=rows)
-        return Evaluator(objective, model, open_batches, self.mesh, batch=batch, shares=share.count)

@@ -3,13 +3,13 @@
 from typing import Literal
 
 from bert_jax.model.section import HeadsSection
-from bert_jax.objectives.section import MaskedObjectiveSection
+from bert_jax.objectives.section import WITHOUT_PAIRS, MaskedObjectiveSection
 
 
 class RobertaObjectiveSection(MaskedObjectiveSection):
     """Masked language model alone (arXiv 1907.11692, section 4.2)."""
 
     heads = HeadsSection(pooler=False, next_sentence=False)
-    pairings = ("full_sentences", "doc_sentences")
+    pairings = WITHOUT_PAIRS
 
     kind: Literal["roberta"] = "roberta"

@@ -120,7 +120,7 @@ def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_la
 def distributions(title: str, groups: Mapping[str, np.ndarray], *, x_label: str) -> Chart:
     """Returns overlapping histograms of groups. The bars of each group add up to 1.
 
-    `groups` are finite values by name; at most `STYLES` groups, none of them empty.
+    `groups` are finite values by name: at most `STYLES` groups, each with at least one value.
     """
     everything = np.concatenate(list(groups.values()))
     edges = np.histogram_bin_edges(everything, bins=BARS)

@@ -124,22 +124,26 @@ class OrbaxFiles:
             raise SaveFailed(self._agreement.fail(why_not_written(error))) from error
 
     def read_arrays(
-        self, directory: epath.Path, wanted: Any, *, skippable: Collection[str] = ()
+        self,
+        directory: epath.Path,
+        wanted: Any,
+        *,
+        stored: Mapping[str, Any],
+        skippable: Collection[str] = (),
     ) -> Any:
         """Returns an item's arrays with the shapes, dtypes and shardings of `wanted`.
 
-        Every process must call it. `wanted` may lack the parts `skippable` of the item. Raises
-        UserError if another tensor is unexpected, or a tensor is missing, not finite, or has
-        another shape or dtype.
+        Every process must call it. `stored` are the item's `parts`; `wanted` may lack those in
+        `skippable`. Raises UserError if another tensor is unexpected, or a tensor is missing, not
+        finite, or has another shape or dtype.
         """
         skipped = set(skippable) - set(wanted)
-        found = self.parts(directory)
-        read = {part: tensors for part, tensors in found.items() if part not in skipped}
+        read = {part: tensors for part, tensors in stored.items() if part not in skipped}
         _check_tensors(read, wanted, where=directory)
         args = ocp.args.PyTreeRestore(
             wanted,
             restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
-            partial_restore=len(read) < len(found),
+            partial_restore=len(read) < len(stored),
         )
         restored = self._arrays.restore(directory, args=args)
         _refuse_non_finite(restored, where=directory)

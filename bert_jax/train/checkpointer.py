@@ -125,10 +125,10 @@ class Checkpointer:
         finite, or has another shape or dtype.
         """
         path, wanted = self._whole(step, PARAMS), dict(abstract_params)
-        deltas = self._files.parts(path).get(DELTAS)
-        if deltas is not None and DELTAS not in wanted:
-            wanted[DELTAS] = abstract_deltas(deltas, abstract_params)
-        found = self._files.read_arrays(path, wanted, skippable=TRAINING_PARTS)
+        stored = self._files.parts(path)
+        if DELTAS in stored and DELTAS not in wanted:
+            wanted[DELTAS] = abstract_deltas(stored[DELTAS], abstract_params)
+        found = self._files.read_arrays(path, wanted, stored=stored, skippable=TRAINING_PARTS)
         return found if DELTAS in abstract_params else with_deltas(found)
 
     def has_training_parts(self, step: int) -> bool:
@@ -139,7 +139,8 @@ class Checkpointer:
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
         """Restores all but the parameters; the result has the parameters of `abstract`."""
         path = self._whole(step, OPTIMIZER)
-        saved = self._files.read_arrays(path, _optimizer_item(abstract))
+        stored = self._files.parts(path)
+        saved = self._files.read_arrays(path, _optimizer_item(abstract), stored=stored)
         healthy = jax.device_put(jnp.ones((), jnp.bool_), abstract.healthy.sharding)
         return TrainState(saved["step"], saved["rng"], abstract.params, saved["state"], healthy)
 

@@ -81,7 +81,7 @@ class MlperfLog(Milestones):
             self._clock = True
 
     def training(self, step: int, *, until: int) -> None:
-        """Begins a block of steps, if none is open."""
+        """Begins a block of steps, unless a block is open."""
         if self._done or self._block is not None or until <= step:
             return
         self._block = step

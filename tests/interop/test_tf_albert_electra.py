@@ -88,7 +88,7 @@ def albert_shapes(pieces: int = ROWS) -> Shapes:
 
 
 def albert_as_bert(variables: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns ALBERT's variables as those of a BERT whose layers have copies of them."""
+    """Returns the variables of a BERT whose layers are copies of ALBERT's shared layers."""
     others = {name: value for name, value in variables.items() if "/inner_group_" not in name}
     places = {
         "attention_1/": "attention/",

@@ -14,7 +14,6 @@ from bert_jax.encoders.albert.section import AlbertArchitecture
 from bert_jax.encoders.google_format import (
     ACTIVATIONS,
     GLOBAL_STEP,
-    LAYER_NORM_EPS,
     OUTPUT_BIAS,
     SCOPES,
     TASKS,
@@ -40,7 +39,7 @@ _LAYER: Final = "bert/encoder/transformer/group_{layer}/inner_group_0/"
 _MLM: Final = SCOPES["mlm"]
 
 # Settings of an architecture that albert_config.json does not have.
-_NOT_WRITTEN: Final = {"layer_norm_eps", "position_embedding", "classifier_dropout_prob", "share"}
+_NOT_WRITTEN: Final = {*AlbertConfig.fixed, "layer_norm_eps", "classifier_dropout_prob"}
 
 
 def _dense(ours: str, scope: str) -> Rules:
@@ -99,11 +98,9 @@ def _read(config: epath.Path, shapes: Shapes, pieces: int) -> AlbertArchitecture
 
 
 def _write(architecture: AlbertArchitecture) -> Mapping[str, Any]:
-    by_name = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
     return {
         **architecture.model_dump(exclude=_NOT_WRITTEN),
         "embedding_size": architecture.embedding_width,
-        "hidden_act": by_name[architecture.hidden_act],
         "inner_group_num": 1,
     }
 
@@ -112,12 +109,7 @@ def _limits(architecture: AlbertArchitecture) -> Sequence[Limit]:
     # modeling.py projects only embeddings of another width; we always project.
     width, hidden = architecture.embedding_width, architecture.hidden_size
     narrow = [f"another width than hidden_size = {hidden}"] if width == hidden else [width]
-    return (
-        Limit("hidden_act", architecture.hidden_act, list(ACTIVATIONS.values())),
-        Limit("layer_norm_eps", architecture.layer_norm_eps, [LAYER_NORM_EPS]),
-        Limit("embedding_size", width, narrow),
-        Limit("share", architecture.share, ["all"]),
-    )
+    return (Limit("embedding_size", width, narrow),)
 
 
 FORMAT: Final = GoogleFormat(
@@ -129,11 +121,11 @@ FORMAT: Final = GoogleFormat(
     heads=SCOPES,
     tasks=TASKS,
     ignored={GLOBAL_STEP: "the number of steps, not a parameter"},
+    activations=ACTIVATIONS,
     has_moments=True,
     read=_read,
     write=_write,
     tokenizers=(SentencePieceTokenizer, WordPieceTokenizer, LibraryTokenizer),
-    limits=_limits,
     usage="""```sh
 python -m albert.run_classifier --init_checkpoint=model.ckpt-best \\
   --albert_config_file=albert_config.json --spm_model_file=spiece.model …
@@ -142,4 +134,5 @@ python -m albert.run_classifier --init_checkpoint=model.ckpt-best \\
 Set `--do_lower_case` as in `tokenizer_config.json`. If there is a `vocab.txt`, give `--vocab_file`
 and no SentencePiece model. A `tokenizer.json` is a copy of the model that the run was imported
 with: give that file.""",
+    more_limits=_limits,
 )

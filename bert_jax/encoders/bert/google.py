@@ -4,7 +4,7 @@ The names are the scopes of its `modeling.py`, `run_pretraining.py`, `run_classi
 `run_squad.py` and `optimization.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from etils import epath
@@ -14,12 +14,10 @@ from bert_jax.encoders.bert.section import BertArchitecture, BertSection
 from bert_jax.encoders.google_format import (
     ACTIVATIONS,
     GLOBAL_STEP,
-    LAYER_NORM_EPS,
     OUTPUT_BIAS,
     SCOPES,
     TASKS,
     GoogleFormat,
-    Limit,
     Shapes,
     output,
     renamed,
@@ -53,16 +51,7 @@ def _read(config: epath.Path, shapes: Shapes, pieces: int) -> EncoderArchitectur
 
 
 def _write(architecture: BertArchitecture) -> Mapping[str, Any]:
-    values = architecture.model_dump(exclude={"layer_norm_eps", "position_embedding"})
-    by_name = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
-    return values | {"hidden_act": by_name[architecture.hidden_act]}
-
-
-def _limits(architecture: BertArchitecture) -> Sequence[Limit]:
-    return (
-        Limit("hidden_act", architecture.hidden_act, list(ACTIVATIONS.values())),
-        Limit("layer_norm_eps", architecture.layer_norm_eps, [LAYER_NORM_EPS]),
-    )
+    return architecture.model_dump(exclude={*HUGGING_FACE.config.fixed, "layer_norm_eps"})
 
 
 FORMAT: Final = GoogleFormat(
@@ -79,11 +68,11 @@ FORMAT: Final = GoogleFormat(
         **dict.fromkeys(("*/LAMB", "*/LAMB_1"), "a moment of LAMB, which is not imported"),
         **dict.fromkeys(("beta1_power", "beta2_power"), "a bias correction, not a parameter"),
     },
+    activations=ACTIVATIONS,
     has_moments=True,
     read=_read,
     write=_write,
     tokenizers=(WordPieceTokenizer,),
-    limits=_limits,
     usage="""```sh
 python run_classifier.py --init_checkpoint=bert_model.ckpt --bert_config_file=bert_config.json \\
   --vocab_file=vocab.txt …

@@ -7,7 +7,7 @@ transformers 4 needs to convert it, takes precedence.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from etils import epath
@@ -17,11 +17,9 @@ from bert_jax.encoders.electra.hugging_face import ElectraConfig
 from bert_jax.encoders.electra.section import ElectraArchitecture
 from bert_jax.encoders.google_format import (
     GLOBAL_STEP,
-    LAYER_NORM_EPS,
     MU,
     NU,
     GoogleFormat,
-    Limit,
     Shapes,
     renamed,
 )
@@ -93,16 +91,12 @@ def _matrix(shapes: Shapes, name: str, place: str) -> tuple[int, int]:
 
 def _write(architecture: ElectraArchitecture) -> Mapping[str, Any]:
     # Ids of special pieces are not read; the tokenizer has them.
-    values = architecture.model_dump(exclude={"position_embedding"})
-    size = {"embedding_size": architecture.embedding_width, "hidden_act": "gelu"}
-    return {"model_type": "electra", "architectures": ["ElectraForPreTraining"], **values, **size}
-
-
-def _limits(architecture: ElectraArchitecture) -> Sequence[Limit]:
-    return (
-        Limit("hidden_act", architecture.hidden_act, ["gelu_erf"]),
-        Limit("layer_norm_eps", architecture.layer_norm_eps, [LAYER_NORM_EPS]),
-    )
+    return {
+        "model_type": "electra",
+        "architectures": ["ElectraForPreTraining"],
+        **architecture.model_dump(exclude=set(ElectraConfig.fixed)),
+        "embedding_size": architecture.embedding_width,
+    }
 
 
 FORMAT: Final = GoogleFormat(
@@ -121,11 +115,11 @@ FORMAT: Final = GoogleFormat(
         f"*{MU}": _MOMENTS,
         f"*{NU}": _MOMENTS,
     },
+    activations={"gelu": "gelu_erf"},
     has_moments=False,
     read=_read,
     write=_write,
     tokenizers=(WordPieceTokenizer,),
-    limits=_limits,
     usage="""Copy this directory to `DATA_DIR/models/NAME` of google-research/electra. Then run:
 
 ```sh

@@ -81,7 +81,7 @@ def report_of(run: Path) -> tuple[Document, dict[str, Any]]:
 
 
 def test_the_report_shows_neighbours_cosines_and_a_map(trained: Trained) -> None:
-    """Figures equal those of `encode` on the dev set, which has 40 queries and 80 passages."""
+    """The figures equal a computation with `encode` on the dev set: 40 queries, 80 passages."""
     document, charts = report_of(trained.run)
     rows, model = pairs(40, 2), bert_jax.load(trained.run)
     queries = model.encode([row["question"] for row in rows], prompt="query")
