@@ -56,6 +56,14 @@ keep_executables()
 LONG = ("chaos", "feature_extraction", "processes")  # folders
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Returns the workers for ``-n auto``, at most 8.
+
+    There is one more than cores, because tests of several processes often wait.
+    """
+    return min(8, (os.cpu_count() or 1) + 1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs long files first, so that all processes have work until the end.
 

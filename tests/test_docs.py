@@ -53,6 +53,7 @@ def test_every_step_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.Mo
     assert Path("exported/model.safetensors").is_file()
 
 
+@pytest.mark.chaos
 def test_every_step_of_the_page_on_modernbert_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,7 +86,7 @@ def test_a_killed_worker_ends_the_run_in_one_line(project, tmp_path):
     """A batch is larger than a pipe, so the worker is killed while it sends a batch."""
     values = one_phase(project, steps=4000, log_every=1, checkpoint={"every": 4000})
     values |= {"loader": {"workers": 2}, "mesh": {"platform": "cpu", "data": -1}}
-    values["train"]["phases"][0]["batch_size"] = 2048
+    values["train"]["phases"][0]["batch_size"] = 512
     config = write_config(tmp_path / "run.yaml", values)
     run = tmp_path / "run"
     with start("pretrain", config, f"run_dir={run}", count=1, directory=tmp_path) as job:

@@ -58,7 +58,10 @@ def test_the_sizes_have_the_papers_number_of_parameters(size: str, millions: int
     assert found == pytest.approx(millions, rel=0.06)  # the paper's numbers are rounded up
 
 
-@pytest.mark.parametrize("share", ["all", "attention", "ffn"])
+@pytest.mark.parametrize(
+    "share",
+    ["all", *(pytest.param(part, marks=pytest.mark.chaos) for part in ("attention", "ffn"))],
+)
 def test_shared_layers_compute_what_equal_layers_compute(share: str) -> None:
     rng = np.random.default_rng(0)
     execution = Execution(dtype="float32", unroll=2)

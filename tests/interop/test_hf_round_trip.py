@@ -219,7 +219,18 @@ def test_the_cases_cover_every_class() -> None:
             assert each.class_names(name).keys() & found
 
 
-@pytest.mark.parametrize("case", CASES)
+# These encoders share BERT's heads of tasks.
+RARELY = [
+    f"{encoder}-{head}"
+    for encoder in ("roberta", "electra", "distil", "albert")
+    for head in ("token", "question-answering", "multiple-choice")
+]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.chaos] * (case in RARELY)) for case in CASES],
+)
 def test_round_trip_keeps_bytes_and_outputs(where: Path, case: str) -> None:
     kind, changes, options = CASES[case]
     config = small_config(kind, **changes)

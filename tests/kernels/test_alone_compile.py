@@ -95,12 +95,10 @@ def expected(wanted: list[Program]) -> set[str]:
 
 def test_kernels_compile_alone_and_in_a_fine_tuning_step() -> None:
     """The last layer of a classifier computes only [CLS], with separate kernels."""
-    few = ("v4:2x2x1", "v6e:2x2")  # `make chaos` compiles for all four topologies
-    found = compiled(dict.fromkeys(few, SHORT) | {"v5e:2x2": [("finetuning", {})]})
-    in_step = found.pop("v5e:2x2")
-    assert {name: set(kernels) for name, kernels in found.items()} == dict.fromkeys(
-        few, expected(SHORT)
-    )
+    # v4 has the least VMEM. `make chaos` compiles for all four topologies.
+    found = compiled({"v4:2x2x1": SHORT, "v5e:2x2": [("finetuning", {})]})
+    assert set(found["v4:2x2x1"]) == expected(SHORT)
+    in_step = found["v5e:2x2"]
     assert set(in_step) == {*KERNELS["attention"], *KERNELS["gelu_product"], *KERNELS["norm"]}
     assert in_step.count("attention_forward") == in_step.count("attention_backward") == 2
 
