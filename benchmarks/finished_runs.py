@@ -94,7 +94,9 @@ class RunFolder:
         return self.root / "results" / f"{name}.json"
 
     def finished(self, name: str) -> bool:
-        """Returns whether a run has reached its last step."""
+        """Returns whether a run has reached its last step, or its record exists."""
+        if self.result_file(name).exists():
+            return True
         account = read_goodput(self.run_dir(name)) if self.run_dir(name).exists() else None
         return account is not None and account.finished
 

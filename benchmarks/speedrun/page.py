@@ -15,8 +15,8 @@ from benchmarks.speedrun.tier import TierSection
 from bert_jax.version import __version__
 
 HEADINGS: Final = (
-    *("Recipe", "Corpus", "Date, version", "FLOPs", "Share", "MLM loss", "p", "Device-hours"),
-    *("Learning rate", "Fine-tuned", "Machine"),
+    *("Recipe", "Corpus", "Date, version", "FLOPs", "Share", "MLM loss", "p", "Target at"),
+    *("Device-hours", "Learning rate", "Fine-tuned", "Machine"),
 )
 ABLATION: Final = ("Switch", "FLOPs", "MLM loss", "Difference", "p")
 NONE: Final = "—"
@@ -45,15 +45,25 @@ def record_rows(
             for task, found in tasks.items()
         ]
         edge = ", at the edge of the trials" if tuned[recipe].at_edge else ""
+        whole = runs[REFERENCE][0].flops
         cells = (
             *(recipe, f"`{corpus[:12]}`", f"{today}, {__version__}", f"{records[0].flops:.3g}"),
-            *(f"{records[0].flops / runs[REFERENCE][0].flops:.3f}",),
+            *(f"{records[0].flops / whole:.3f}",),
             *(f"{Spread.of([record.loss for record in records]).text()}", tested),
+            NONE if own else _reached_at(records, verdict.target.mean, whole),
             *(f"{hours.mean:.3g}", f"{records[0].learning_rate:.3g}{edge}"),
             *("; ".join(scores) or "not run", f"{machine()['cpu']}, {machine()['cores']} cores"),
         )
         rows.append(line(cells))
     return rows
+
+
+def _reached_at(records: Sequence[RunRecord], target: float, whole: float) -> str:
+    """Returns the first evaluation with a mean loss below the target, as a share of `whole`."""
+    for measured in zip(*(record.curve for record in records), strict=True):
+        if Spread.of([each.loss for each in measured]).mean <= target:
+            return f"{measured[0].flops / whole:.3f}"
+    return NONE
 
 
 def ablation_rows(
