@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from etils import epath
 
 import bert_jax
 from benchmarks.equal_flops import flops_until, total_flops
+from benchmarks.significance import Spread
 from bert_jax.config import RunConfig, dump_config
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import write_whole
@@ -101,7 +102,7 @@ class RunFolder:
         return account is not None and account.finished
 
     def pretrain(self, name: str, config: RunConfig) -> None:
-        """Pretrains, unless the run is finished. A killed run is resumed.
+        """Pretrains, unless the run is `finished`. A killed run is resumed.
 
         Raises:
             UserError: the run had another configuration, or an error of `bert_jax.pretrain`.
@@ -116,10 +117,9 @@ class RunFolder:
     def pretrained(self, name: str, config: RunConfig) -> RunRecord:
         """Pretrains and evaluates, unless the result exists. Raises the errors of `pretrain`."""
         path, run_dir = self.result_file(name), self.run_dir(name)
-        if path.exists():
-            self.write_config(name, config)
-            return read_section(RunRecord, epath.Path(path))
         self.pretrain(name, config)
+        if path.exists():
+            return read_section(RunRecord, epath.Path(path))
         run = open_run(run_dir)
         if read_evaluation(run) is None:
             bert_jax.evaluate(str(run_dir))
@@ -165,6 +165,15 @@ def record_of(name: str, config: RunConfig, run_dir: Path) -> RunRecord:
         held_out=provenance["validation"][train.phases[-1].dataset] or "",
         curve=tuple(curve),
     )
+
+
+def mean_curve(records: Sequence[RunRecord]) -> Iterator[tuple[Measured, Spread]]:
+    """Yields each evaluation of the first run, with the loss over all runs.
+
+    The runs have equal steps and FLOPs: they differ only in their seeds.
+    """
+    for measured in zip(*(record.curve for record in records), strict=True):
+        yield measured[0], Spread.of([each.loss for each in measured])
 
 
 def read_records(root: Path) -> dict[str, RunRecord]:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.finished_runs import RunFolder, RunRecord
-from benchmarks.significance import Spread
+from benchmarks.finished_runs import RunFolder, RunRecord, mean_curve
 from bert_jax.diagnostics.reference_curve import CurvePoint, ReferenceCurve, recipe_hash
 from bert_jax.files.atomic import write_whole
 from bert_jax.runs.run_directory import open_run
@@ -21,17 +20,15 @@ def write_curve(
     recipes = {recipe_hash(open_run(folder.run_dir(record.name))) for record in records}
     if len(recipes) > 1:
         raise ValueError(f"{name}: the runs have {len(recipes)} recipes")
-    points: list[CurvePoint] = []
-    for measured in zip(*(record.curve for record in records), strict=True):
-        spread = Spread.of([each.loss for each in measured])
-        points.append(
-            CurvePoint(
-                step=measured[0].step,
-                flops=measured[0].flops,
-                mean=round(spread.mean, 4),
-                deviation=round(spread.deviation, 4),
-            )
+    points = [
+        CurvePoint(
+            step=measured.step,
+            flops=measured.flops,
+            mean=round(loss.mean, 4),
+            deviation=round(loss.deviation, 4),
         )
+        for measured, loss in mean_curve(records)
+    ]
     curve = ReferenceCurve(
         name=name,
         recipe=recipes.pop(),

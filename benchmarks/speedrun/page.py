@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.finished_runs import RunRecord
+from benchmarks.finished_runs import RunRecord, mean_curve
 from benchmarks.marked_table import insert, inserted, line
 from benchmarks.report import machine
 from benchmarks.significance import Spread, welch
@@ -60,10 +60,9 @@ def record_rows(
 
 def _reached_at(records: Sequence[RunRecord], target: float, whole: float) -> str:
     """Returns the first evaluation with a mean loss below the target, as a share of `whole`."""
-    for measured in zip(*(record.curve for record in records), strict=True):
-        if Spread.of([each.loss for each in measured]).mean <= target:
-            return f"{measured[0].flops / whole:.3f}"
-    return NONE
+    shares = (of.flops / whole for of, loss in mean_curve(records) if loss.mean <= target)
+    first = next(shares, None)
+    return NONE if first is None else f"{first:.3f}"
 
 
 def ablation_rows(

@@ -15,7 +15,7 @@ from tests.project import ok
 pytestmark = pytest.mark.slow
 
 LAST = 10  # steps; the batch ramp ends after step 6, the first phase after step 7
-RESUMED = 4  # in the ramp and before the decay, which begins after step 5
+IN_RAMP, IN_DECAY = 4, 8  # the decay begins after step 5
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2}
 SIZES |= {"intermediate_size": 64, "max_position_embeddings": 48}
 OTHER_MESH = "{platform: cpu, data: 2, fsdp: 2, tensor: 2}"
@@ -58,13 +58,14 @@ def test_it_resumes_bit_for_bit_and_has_the_same_losses_on_every_mesh(
     config, run = write_recipe(project, tmp_path), tmp_path / "run"
     ok("pretrain", config)
     assert len(losses(run)) == LAST
-    copy = Path(shutil.copytree(run, tmp_path / "resumed"))
-    for saved in (copy / "checkpoints").iterdir():
-        if saved.name.isdecimal() and int(saved.name) > RESUMED:
-            shutil.rmtree(saved)
-    assert f"resuming at step {RESUMED} of {LAST}" in ok("pretrain", config, f"run_dir={copy}")
-    assert_equal_params(copy, run)
-    assert losses(copy) == losses(run)
+    for step in (IN_DECAY, IN_RAMP):
+        copy = Path(shutil.copytree(run, tmp_path / f"from{step}"))
+        for saved in (copy / "checkpoints").iterdir():
+            if saved.name.isdecimal() and int(saved.name) > step:
+                shutil.rmtree(saved)
+        assert f"resuming at step {step} of {LAST}" in ok("pretrain", config, f"run_dir={copy}")
+        assert_equal_params(copy, run)
+        assert losses(copy) == losses(run)
 
     ok("pretrain", config, f"run_dir={tmp_path}/other", f"mesh={OTHER_MESH}")
     np.testing.assert_allclose(losses(tmp_path / "other"), losses(run), rtol=2e-5)
