@@ -14,7 +14,7 @@ import pydantic
 
 from bert_jax.errors import SettingError, did_you_mean
 from bert_jax.model.architecture import Activation, EncoderArchitecture
-from bert_jax.model.section import ProblemName, TaskName
+from bert_jax.model.section import HeadsSection, ProblemName, TaskName
 from bert_jax.section import Section
 from bert_jax.text.vocabulary import SpecialIds
 
@@ -114,6 +114,21 @@ class ClassHeads(NamedTuple):
     replaced_tokens: bool = False
     causal: bool = False  # whether attention is left to right
     task: TaskName | None = None
+
+    def of_model(
+        self,
+        *,
+        labels: tuple[str, ...],
+        problem: ProblemName | None,
+        task_dropout: float | None,
+    ) -> HeadsSection:
+        """Returns these heads of a model. Heads without labels or dropout ignore the arguments."""
+        return HeadsSection(
+            **self._asdict(),
+            labels=labels if self.task in LABELLED else (),
+            problem=problem if self.task == "sequence_classification" else None,
+            task_dropout=task_dropout if self.task is not None else None,
+        )
 
 
 class HfConfig(Section):

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from etils import epath
 
-from bert_jax.encoders.hf_format import LABELLED, ClassHeads, HfFormat
+from bert_jax.encoders.hf_format import ClassHeads, HfFormat
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
 from bert_jax.interop import hf_config, tensor_conversion
@@ -15,7 +15,7 @@ from bert_jax.interop.hf_tokenizer import read_hf_tokenizer, write_hf_tokenizer
 from bert_jax.interop.hf_weights import HfWeights
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.model.section import HeadsSection
+from bert_jax.model.section import PRETRAINED_HEADS, HeadsSection
 from bert_jax.text import Tokenizer
 from bert_jax.train.state import ModelDefinition
 
@@ -168,14 +168,7 @@ def _heads_found(weights: HfWeights, found: hf_config.HfModelConfig, source: Pat
         names = {rule.theirs for rule in rules if rule.ours.startswith(f"{head}/")}
         return not names.isdisjoint(weights.specs)
 
-    return HeadsSection(
-        pooler=promised.pooler or has("pooler"),
-        mlm=promised.mlm or has("mlm"),
-        next_sentence=promised.next_sentence or has("next_sentence"),
-        replaced_tokens=promised.replaced_tokens or has("replaced_tokens"),
-        causal=promised.causal,
-        task=promised.task,
-        labels=config.labels if promised.task in LABELLED else (),
-        problem=config.problem if promised.task == "sequence_classification" else None,
-        task_dropout=config.classifier_dropout if promised.task is not None else None,
+    kept = {head: getattr(promised, head) or has(head) for head in PRETRAINED_HEADS}
+    return promised._replace(**kept).of_model(
+        labels=config.labels, problem=config.problem, task_dropout=config.classifier_dropout
     )

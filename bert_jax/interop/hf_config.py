@@ -7,7 +7,6 @@ from etils import epath
 
 from bert_jax.encoders.hf_format import (
     BARE,
-    LABELLED,
     PROBLEMS,
     ClassHeads,
     HfConfig,
@@ -115,16 +114,10 @@ def write_config(
 
 def heads_of(wanted: ClassHeads, heads: HeadsSection) -> HeadsSection:
     """Returns those heads of the model that a class has. A class without heads keeps the pooler."""
-    return HeadsSection(
-        pooler=heads.pooler if wanted == ClassHeads() else wanted.pooler,
-        mlm=wanted.mlm,
-        next_sentence=wanted.next_sentence,
-        replaced_tokens=wanted.replaced_tokens,
-        causal=wanted.causal,
-        task=wanted.task,
-        labels=heads.labels if wanted.task in LABELLED else (),
-        problem=heads.problem if wanted.task == "sequence_classification" else None,
-        task_dropout=heads.task_dropout if wanted.task is not None else None,
+    if wanted == ClassHeads():
+        wanted = wanted._replace(pooler=heads.pooler)
+    return wanted.of_model(
+        labels=heads.labels, problem=heads.problem, task_dropout=heads.task_dropout
     )
 
 

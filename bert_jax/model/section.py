@@ -106,6 +106,9 @@ class PoolingSection(Section):
     model's positions, at most 512."""
 
 
+PRETRAINED_HEADS: Final = ("pooler", "mlm", "next_sentence", "replaced_tokens")
+
+
 class HeadsSection(Section):
     """The heads of the model, and which tokens they may learn from.
 
@@ -157,8 +160,7 @@ class HeadsSection(Section):
     @property
     def of_pretraining(self) -> set[str]:
         """Names of the model's heads of pretraining, such as `mlm`."""
-        heads = ("pooler", "mlm", "next_sentence", "replaced_tokens")
-        return {head for head in heads if getattr(self, head)}
+        return {head for head in PRETRAINED_HEADS if getattr(self, head)}
 
     @property
     def scores_rows(self) -> bool:

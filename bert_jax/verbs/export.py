@@ -157,6 +157,15 @@ def _refuse_unknown_to(to: Format, run: Run) -> None:
         )
 
 
+class _Files(NamedTuple):
+    """What the files of a format are for, and what they contain."""
+
+    usage: str  # for the model card: how to load the model
+    model: Pretrained | None  # as read back, or None if the format has no reader
+    kind: str | None = None  # Hugging Face class
+    front_matter: str = FRONT_MATTER  # of the model card
+
+
 def _write(
     directory: Path,
     run: Run,
@@ -171,56 +180,71 @@ def _write(
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
     run = run.of_phase(loaded.architecture, causal=loaded.heads.causal)
     _refuse_unknown_to(to, run)
-    params, heads = jax.device_get(loaded.params), describe(run.heads)
     model = Pretrained(
         run.architecture,
         run.heads,
-        params,
+        jax.device_get(loaded.params),
         run.tokenizer,
         step=loaded.step,
         model_type=_model_type(run),
     )
-    again: Pretrained | None = None
-    front_matter = FRONT_MATTER
     if to == "stablehlo":
-        export_stablehlo(
-            directory,
-            architecture=run.architecture,
-            execution=run.model.execution,
-            heads=run.heads,
-            params=params,
-            outputs=outputs,
-        )
-        run.tokenizer.save(directory / TOKENIZER)
-        usage = STABLEHLO_USAGE
+        files = _write_stablehlo(directory, model, run, outputs=outputs)
     elif to == "tf":
-        format = google_format(run.architecture)
-        if format.has_moments:
+        if google_format(run.architecture).has_moments:
             model = model._replace(moments=load_moments(run, loaded))
-        write_tf(directory, model)
-        again = read_tf(directory, tokenizer=run.tokenizer, with_moments=False)
-        usage = format.usage
+        files = _write_tensorflow(directory, model)
     else:
-        chosen = write_hf(directory, model, kind=kind)
-        usage, heads = HF_USAGE.format(kind=chosen, name=title), f"{heads} ({chosen})"
-        if run.heads.embedding is not None:
-            write_sentence_transformers(directory, model)
-            usage, front_matter = SENTENCE_USAGE.format(name=title), EMBEDDING_FRONT_MATTER
-        again = read_checkpoint(directory)
+        files = _write_hugging_face(directory, model, kind=kind, title=title)
+    heads = describe(run.heads) + (f" ({files.kind})" if files.kind else "")
     written, encoder = f"step {loaded.step}", format_of(run.architecture.kind).title
     card = model_card(
         run,
         title=title,
         text=f"{encoder} with {heads}, exported by bert-jax from {written} of the run.",
-        usage=usage,
+        usage=files.usage,
         evaluation=read_evaluation(run, step=loaded.step),
-        front_matter=front_matter,
+        front_matter=files.front_matter,
     )
     write_whole(epath.Path(directory / "README.md"), card.encode())
-    if again is None:
-        return _Written(f"{written}, {heads}", None)
-    to_device(again.params)
-    return _Written(f"{written}, {heads}", largest_difference(model, again))
+    difference = None
+    if files.model is not None:
+        to_device(files.model.params)
+        difference = largest_difference(model, files.model)
+    return _Written(f"{written}, {heads}", difference)
+
+
+def _write_stablehlo(
+    directory: Path, model: Pretrained, run: Run, *, outputs: Sequence[str] | None
+) -> _Files:
+    export_stablehlo(
+        directory,
+        architecture=run.architecture,
+        execution=run.model.execution,
+        heads=run.heads,
+        params=model.params,
+        outputs=outputs,
+    )
+    run.tokenizer.save(directory / TOKENIZER)
+    return _Files(STABLEHLO_USAGE, None)
+
+
+def _write_tensorflow(directory: Path, model: Pretrained) -> _Files:
+    write_tf(directory, model)
+    again = read_tf(directory, tokenizer=model.tokenizer, with_moments=False)
+    return _Files(google_format(model.architecture).usage, again)
+
+
+def _write_hugging_face(
+    directory: Path, model: Pretrained, *, kind: str | None, title: str
+) -> _Files:
+    """Writes the files of Hugging Face, and of sentence-transformers for sentence embeddings."""
+    chosen = write_hf(directory, model, kind=kind)
+    usage, front_matter = HF_USAGE.format(kind=chosen, name=title), FRONT_MATTER
+    if model.heads.embedding is not None:
+        write_sentence_transformers(directory, model)
+        usage, front_matter = SENTENCE_USAGE.format(name=title), EMBEDDING_FRONT_MATTER
+    return _Files(usage, read_checkpoint(directory), chosen, front_matter)
 
 
 def _model_type(run: Run) -> str | None:
