@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.kernels.geglu_gradients import geglu_gradients
-from bert_jax.model.elementwise import gelu_erf_and_slope
+from bert_jax.model.elementwise import gelu_erf, gelu_erf_and_slope
 from bert_jax.model.layers import ParamUse, placed
 from bert_jax.parallel.gradient_sum import summed_shares
 
@@ -24,8 +24,7 @@ def _forward(
     gate: Array, up: Array, kernel: Array, use: ParamUse
 ) -> tuple[Array, tuple[Array, Array, Array]]:
     kernel = placed(kernel, gate.dtype, use.axes)
-    value, _ = gelu_erf_and_slope(gate.astype(jnp.float32))
-    inner = _rows((value * up.astype(jnp.float32)).astype(gate.dtype))
+    inner = _rows((gelu_erf(gate) * up.astype(jnp.float32)).astype(gate.dtype))
     out = jnp.matmul(inner, kernel, preferred_element_type=gate.dtype)
     return out.reshape(*gate.shape[:-1], -1), (gate, up, kernel)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from bert_jax.kernels.gelu_product import gelu_product
 from bert_jax.model.architecture import Activation
-from bert_jax.model.elementwise import gelu_erf_and_slope, gelu_slope, gelu_tanh
+from bert_jax.model.elementwise import gelu_erf, gelu_erf_and_slope, gelu_slope, gelu_tanh
 from bert_jax.model.layers import ParamUse, gradient_of_kernel, placed
 
 Array = jax.Array
@@ -21,13 +21,11 @@ class Gelu(NamedTuple):
     slope: Callable[[Array], Array]  # derivative, at float32 values
 
 
-def _gelu_erf(x: Array) -> Array:
-    return gelu_erf_and_slope(x.astype(jnp.float32))[0].astype(x.dtype)
-
-
 GELUS: Final[dict[Activation, Gelu]] = {
     "gelu_tanh": Gelu(gelu_tanh, gelu_slope),
-    "gelu_erf": Gelu(_gelu_erf, lambda wide: gelu_erf_and_slope(wide)[1]),
+    "gelu_erf": Gelu(
+        lambda x: gelu_erf(x).astype(x.dtype), lambda wide: gelu_erf_and_slope(wide)[1]
+    ),
 }
 """The forms of GELU that the kernel supports, by activation."""
 

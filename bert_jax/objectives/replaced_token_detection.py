@@ -218,7 +218,9 @@ def _embeddings(model: EncoderModel) -> Any:
 
 def drawn(logits_BPV: Float[Array, "batch predictions vocab"], key: Array) -> Array:
     """Returns pieces drawn from the softmax of the logits, int32 [B, P]."""
-    return jax.random.categorical(key, logits_BPV).astype(jnp.int32)
+    # Flat rows, as in `cross_entropy`: another shape would require a copy of the logits.
+    flat_NV = logits_BPV.reshape(-1, logits_BPV.shape[-1])
+    return jax.random.categorical(key, flat_NV).astype(jnp.int32).reshape(logits_BPV.shape[:-1])
 
 
 def corrupted(batch: Batch, pieces_BP: Int[Array, "batch predictions"]) -> Corrupted:

@@ -17,7 +17,7 @@ from scipy.special import ndtr
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.model.architecture import Activation
-from bert_jax.model.elementwise import gelu_erf_and_slope
+from bert_jax.model.elementwise import gelu_erf, gelu_erf_and_slope
 from bert_jax.model.geglu_project import geglu_project
 from bert_jax.model.gelu_project import GELUS, gelu_project
 from bert_jax.model.layers import ACTIVATIONS, ParamUse, project
@@ -93,6 +93,10 @@ def test_gelu_and_its_slope_equal_the_exact_ones() -> None:
     density = np.exp(-0.5 * np.minimum(x * x, 1e4)) / np.sqrt(2 * np.pi)
     assert (abs(value - x * ndtr(x)) / (1 + abs(x))).max() < 2e-7
     assert abs(slope - (ndtr(x) + x * density)).max() < 3e-7
+    np.testing.assert_array_equal(jax.jit(gelu_erf)(x.astype(np.float32)), value)
+    narrow = jnp.asarray(np.linspace(-12, 12, 200_001), jnp.bfloat16)
+    x = np.asarray(narrow, np.float64)
+    assert abs(np.asarray(jax.jit(gelu_erf)(narrow)) - x * ndtr(x)).max() < 6e-6
 
 
 @pytest.mark.parametrize(
