@@ -11,13 +11,12 @@ from bert_jax.config import RunConfig, parse_config
 
 PAIRINGS: Final[dict[Name, str]] = {"mlm+nsp": "nsp", "albert": "sop"}
 """Pairing of an objective's dataset. The others have `full_sentences`."""
-TEACHER: Final = "teacher"
 
 _MLM: Final = {"kind": "roberta"}
 _OBJECTIVES: Final[dict[Name, dict[str, Any]]] = {
     "mlm+nsp": {"kind": "bert"},
     "mlm": _MLM,
-    "electra": {"kind": "electra"},
+    "electra": {"kind": "electra", "generator": {"size": 0.5}},
     "albert": {"kind": "sop", "masking": {"unit": "ngram"}},
     "causal+mlm": {"kind": "causal"},
     "distilled": {"kind": "distill"},
@@ -26,6 +25,11 @@ _ENCODERS: Final[dict[Name, str]] = {"electra": "electra", "albert": "albert"}
 # Numbers of steps before they are scaled to a budget. `causal+mlm` has two phases of equal length.
 _STEPS: Final = 1000
 _WARMUP, _EVALUATION, _CHECKPOINT = 100, 250, 250
+
+
+def run_name(name: Name, *, seed: int, budget: float) -> str:
+    """Returns the name of a pretraining run."""
+    return f"{name}-{budget:g}-seed{seed}"
 
 
 class Configs:
@@ -78,22 +82,20 @@ class Configs:
 
         The teacher of `distilled` must exist. Raises UserError if the FLOPs are too few.
         """
+        study = self._study
         values = self._values(run, seed=seed, dataset=self.dataset(name))
-        values["model"] = self._model(_ENCODERS.get(name, "bert"), self._study.layers)
+        values["optimizer"]["learning_rate"] = study.learning_rates.get(name, study.learning_rate)
+        layers = study.student_layers if name == "distilled" else study.layers
+        values["model"] = self._model(_ENCODERS.get(name, "bert"), layers)
         values["objective"] = dict(_OBJECTIVES[name])
         if name == "distilled":
-            values["objective"]["teacher"] = str(self._folder.run_dir(TEACHER))
+            teacher = run_name("mlm", seed=seed, budget=max(self._study.budgets))
+            values["objective"]["teacher"] = str(self._folder.run_dir(teacher))
         if name == "causal+mlm":
             (phase,) = values["train"]["phases"]
             half = phase | {"steps": _STEPS // 2}
             values["train"]["phases"] = [half, half | {"objective": _MLM}]
         return parse_config(with_flops(values, flops), source=SOURCE)
-
-    def teacher(self) -> RunConfig:
-        """Returns the configuration of the teacher: deeper and longer than the other runs."""
-        values = self._values(TEACHER, seed=self._study.seeds[0], dataset=self.dataset("mlm"))
-        values |= {"model": self._model("bert", self._study.teacher_layers), "objective": _MLM}
-        return parse_config(with_flops(values, self._study.teacher_flops), source=SOURCE)
 
     def _values(self, run: str, *, seed: int, dataset: Path) -> dict[str, Any]:
         study = self._study
@@ -104,7 +106,6 @@ class Configs:
             "mesh": {"platform": "cpu"},
             # With the biased moments of 2018, such short runs learn nothing but word frequencies.
             "optimizer": {
-                "learning_rate": study.learning_rate,
                 "warmup_steps": _WARMUP,
                 "beta2": 0.98,
                 "bias_correction": True,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.marked_table import line
-from benchmarks.objectives.configs import TEACHER
 from benchmarks.objectives.settings import StudySection
 from benchmarks.objectives.study import ObjectiveRecord
 from benchmarks.report import machine, versions
@@ -21,7 +20,6 @@ _COLOURS: Final = ("#1f4e79", "#c0504d", "#5b8c5a", "#8064a2", "#d79b00", "#4bac
 
 def table(study: StudySection, records: Sequence[ObjectiveRecord]) -> Iterator[str]:
     """Yields the lines of the table: a row per objective and budget, with the seeds' spread."""
-    runs = [record for record in records if record.objective != TEACHER]
     today, packages = datetime.datetime.now(datetime.UTC).date(), versions(("jax",))
     hours = sum(record.seconds + record.finetune_seconds for record in records) / 3600
     yield (
@@ -30,13 +28,6 @@ def table(study: StudySection, records: Sequence[ObjectiveRecord]) -> Iterator[s
         f"{study.batch_size} rows of {study.seq_length} tokens, {len(study.seeds)} seeds: mean ± "
         "standard deviation."
     )
-    for record in records:
-        if record.objective == TEACHER:
-            yield (
-                f"The teacher of `distilled` has {study.teacher_layers} layers and was trained "
-                f"once, with {record.flops:.2g} FLOPs that are not counted below. Its forward "
-                "passes during distillation are."
-            )
     yield ""
     tasks = [f"{task}, {section.metric}" for task, section in study.tasks.items()]
     heads = ("FLOPs", "Objective", "Steps", "Held out", *tasks, "Pretraining", "Fine-tuning")
@@ -44,7 +35,7 @@ def table(study: StudySection, records: Sequence[ObjectiveRecord]) -> Iterator[s
     yield line("---" for _ in heads)
     for budget in study.budgets:
         for name in study.objectives:
-            if found := [r for r in runs if (r.objective, r.budget) == (name, budget)]:
+            if found := [r for r in records if (r.objective, r.budget) == (name, budget)]:
                 yield line(_row(study, name, found))
 
 

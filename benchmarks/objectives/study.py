@@ -1,4 +1,4 @@
-"""Runs the comparison: text, teacher, pretraining and fine-tuning. Finished runs are kept."""
+"""Runs the comparison: text, pretraining and fine-tuning. Finished runs are kept."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ import bert_jax
 from benchmarks.equal_flops import rows_until, total_flops
 from benchmarks.fine_tuned import fine_tuned
 from benchmarks.finished_runs import RunFolder, seconds_of
-from benchmarks.objectives.configs import TEACHER, Configs
+from benchmarks.objectives.configs import Configs, run_name
 from benchmarks.objectives.settings import Name, StudySection
 from benchmarks.report import machine
 from bert_jax.config import RunConfig
@@ -28,7 +28,7 @@ class ObjectiveRecord(Section):
     """One pretraining run and the scores of its fine-tuned models."""
 
     objective: str
-    """Name of the objective, or `teacher`."""
+    """Name of the objective."""
     seed: int
     """Seed of pretraining and of fine-tuning."""
     budget: float
@@ -62,7 +62,7 @@ class Study:
         self._configs = Configs(study, self._folder, corpus)
 
     def run(self) -> list[ObjectiveRecord]:
-        """Runs all that is missing, and returns the records: teacher, then budgets, then seeds.
+        """Runs all that is missing, and returns the records by seed, budget and objective.
 
         The order gives a first seed of every objective early. After each run, ``results.jsonl``
         has all records so far.
@@ -74,8 +74,6 @@ class Study:
         study = self._study
         self._text()
         records: list[ObjectiveRecord] = []
-        if "distilled" in study.objectives:
-            records.append(self._teacher())
         for seed in study.seeds:
             for budget in study.budgets:
                 for name in study.objectives:
@@ -93,20 +91,13 @@ class Study:
         for name in made.values():
             bert_jax.examples(self._configs.examples(name))
 
-    def _teacher(self) -> ObjectiveRecord:
-        path = self._folder.result_file(TEACHER)
-        if path.exists():
-            return read_section(ObjectiveRecord, epath.Path(path))
-        config = self._configs.teacher()
-        found = self._pretrained(TEACHER, TEACHER, config, budget=self._study.teacher_flops)
-        write_whole(path, found.model_dump_json(indent=1) + "\n")
-        return found
-
     def _record(self, name: Name, *, seed: int, budget: float) -> ObjectiveRecord:
-        run = f"{name}-{budget:g}-seed{seed}"
+        run = run_name(name, seed=seed, budget=budget)
         path = self._folder.result_file(run)
         if path.exists():
             return read_section(ObjectiveRecord, epath.Path(path))
+        if name == "distilled":
+            self._record("mlm", seed=seed, budget=max(self._study.budgets))  # the teacher
         config = self._configs.pretraining(name, run, seed=seed, flops=budget)
         record = self._pretrained(run, name, config, budget=budget)
         tuned = {
