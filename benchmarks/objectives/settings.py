@@ -44,8 +44,8 @@ class StudySection(Section):
     seeds: tuple[int, ...] = pydantic.Field(default=(1, 2, 3), min_length=1)
     """Seeds of pretraining and of fine-tuning."""
     budgets: tuple[float, ...] = pydantic.Field(default=(8e12, 2e13), min_length=1)
-    """Model FLOPs of a pretraining run. Every objective is trained once per budget. Those of
-    `distilled` include the teacher's forward passes, not the training of the teacher."""
+    """Model FLOPs of a pretraining run. Every objective is trained once per budget. In `distilled`,
+    the teacher's forward passes count, but the training of the teacher does not."""
     layers: int = pydantic.Field(default=2, ge=1)
     """Layers of all models but the student of `distilled`."""
     student_layers: int = pydantic.Field(default=1, ge=1)
@@ -72,8 +72,8 @@ class StudySection(Section):
     learning_rate: float = pydantic.Field(default=2e-3, gt=0)
     """Peak learning rate of pretraining."""
     learning_rates: dict[Name, float] = pydantic.Field(default={"electra": 5e-4})
-    """Peak learning rates of objectives with another one. With 2e-3, ELECTRA's model only learns
-    how many tokens are replaced, and its fine-tuned scores are those of chance."""
+    """Peak learning rates of objectives that differ from `learning_rate`. With 2e-3, ELECTRA's
+    model learns only the share of replaced tokens, and fine-tuning from it fails."""
     initializer_range: float = pydantic.Field(default=0.1, gt=0)
     """Standard deviation of initial parameters. With 0.05, MLM of 1.6e13 FLOPs ended at 6.07 nats
     instead of 4.78, with 0.2 no run left the entropy of single words."""

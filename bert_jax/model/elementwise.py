@@ -70,8 +70,8 @@ def gelu_erf(x: Array) -> Array:
     """Returns ``x · Φ(x)`` in float32, for TPUs.
 
     The error is at most 2e-7 · (1 + |x|). For a bfloat16 `x`, it is at most 6e-6, less than the
-    rounding of a result above 0.003. That polynomial is so short that XLA computes GELU inside the
-    product that reads it. With one more term, XLA would write GELU to memory first.
+    rounding of a result above 0.003. Its polynomial is short enough for XLA to compute GELU inside
+    the product that reads it. With one more term, XLA would write GELU to memory first.
     """
     wide = x.astype(jnp.float32)
     terms = _OF_NORMAL_BF16 if x.dtype == jnp.bfloat16 else _OF_NORMAL

@@ -158,7 +158,7 @@ def _refuse_unknown_to(to: Format, run: Run) -> None:
 
 
 class _Files(NamedTuple):
-    """What the files of a format are for, and what they contain."""
+    """The written files of a format."""
 
     usage: str  # for the model card: how to load the model
     model: Pretrained | None  # as read back, or None if the format has no reader
