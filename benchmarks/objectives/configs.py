@@ -16,7 +16,7 @@ _MLM: Final = {"kind": "roberta"}
 _OBJECTIVES: Final[dict[Name, dict[str, Any]]] = {
     "mlm+nsp": {"kind": "bert"},
     "mlm": _MLM,
-    "electra": {"kind": "electra", "generator": {"size": 0.5}},
+    "electra": {"kind": "electra", "generator": {"size": 0.5}},  # one of two heads
     "albert": {"kind": "sop", "masking": {"unit": "ngram"}},
     "causal+mlm": {"kind": "causal"},
     "distilled": {"kind": "distill"},
@@ -82,12 +82,7 @@ class Configs:
 
         The teacher of `distilled` must exist. Raises UserError if the FLOPs are too few.
         """
-        study = self._study
-        values = self._values(run, seed=seed, dataset=self.dataset(name))
-        values["optimizer"]["learning_rate"] = study.learning_rates.get(name, study.learning_rate)
-        layers = study.student_layers if name == "distilled" else study.layers
-        values["model"] = self._model(_ENCODERS.get(name, "bert"), layers)
-        values["objective"] = dict(_OBJECTIVES[name])
+        values = self._values(name, run, seed=seed)
         if name == "distilled":
             teacher = run_name("mlm", seed=seed, budget=max(self._study.budgets))
             values["objective"]["teacher"] = str(self._folder.run_dir(teacher))
@@ -97,15 +92,18 @@ class Configs:
             values["train"]["phases"] = [half, half | {"objective": _MLM}]
         return parse_config(with_flops(values, flops), source=SOURCE)
 
-    def _values(self, run: str, *, seed: int, dataset: Path) -> dict[str, Any]:
+    def _values(self, name: Name, run: str, *, seed: int) -> dict[str, Any]:
         study = self._study
         return {
             "seed": seed,
             "run_dir": str(self._folder.run_dir(run)),
             "tokenizer": str(self.tokenizer),
             "mesh": {"platform": "cpu"},
+            "model": self._model(name),
+            "objective": dict(_OBJECTIVES[name]),
             # With the biased moments of 2018, such short runs learn nothing but word frequencies.
             "optimizer": {
+                "learning_rate": study.learning_rates.get(name, study.learning_rate),
                 "warmup_steps": _WARMUP,
                 "beta2": 0.98,
                 "bias_correction": True,
@@ -113,7 +111,7 @@ class Configs:
             "train": {
                 "phases": [
                     {
-                        "dataset": str(dataset),
+                        "dataset": str(self.dataset(name)),
                         "steps": _STEPS,
                         "seq_length": study.seq_length,
                         "batch_size": study.batch_size,
@@ -125,10 +123,10 @@ class Configs:
             },
         }
 
-    def _model(self, kind: str, layers: int) -> dict[str, Any]:
-        study = self._study
+    def _model(self, name: Name) -> dict[str, Any]:
+        study, kind = self._study, _ENCODERS.get(name, "bert")
         architecture: dict[str, Any] = {
-            "num_hidden_layers": layers,
+            "num_hidden_layers": study.student_layers if name == "distilled" else study.layers,
             "hidden_size": study.hidden_size,
             "num_attention_heads": study.heads,
             "intermediate_size": 4 * study.hidden_size,

@@ -107,8 +107,8 @@ def check_other_configurations(study: StudySection, into: Path, *, steps: dict[s
     assert all(0.8 * BUDGET < each <= BUDGET for each in flops.values())
     lengths = {name: made[name].train.total_steps for name in NAMES}  # pyright: ignore
     assert {name: lengths[name] for name in RUN} == {name: steps[name] for name in RUN}
-    # The generator and the decoder at every token cost FLOPs.
-    assert all(lengths["mlm"] > lengths[name] for name in ("electra", "causal+mlm"))
+    # The generator, the decoder at every token and the teacher cost FLOPs.
+    assert all(lengths["mlm"] > lengths[name] for name in ("electra", "causal+mlm", "distilled"))
     rates = {name: made[name].optimizer.learning_rate for name in NAMES}  # pyright: ignore
     assert rates["electra"] < rates["mlm"] == rates["distilled"]
     kinds = {name: configs.examples(name).examples.kind for name in NAMES}  # pyright: ignore
