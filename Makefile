@@ -98,7 +98,7 @@ clean:  ## Remove the environment, caches and build output; runs/ stays.
 
 constraints: $(VENV)/.python  ## Pin the newest allowed version of everything, for each Python.
 	@$(PIP) install -qq uv==$(UV)
-	@TORCH=$(TORCH) UV=$(BIN)/uv sh constraints/update.sh
+	@TORCH=$(TORCH) UV=$(BIN)/uv UV_VERSION=$(UV) sh constraints/update.sh
 
 $(VENV)/.python:
 	@test -n "$(PYTHON)" || { echo "make: found no Python 3.11, 3.12 or 3.13 with venv;" \

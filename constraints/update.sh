@@ -6,7 +6,7 @@
 # The three files hold the same versions wherever the packages allow it: what is tested on one
 # Python is what runs on the others. JAX has a newer release for Python 3.12 than for 3.11.
 set -eu
-: "${TORCH:?}" "${UV:?}"
+: "${TORCH:?}" "${UV:?}" "${UV_VERSION:?}"
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -44,3 +44,10 @@ for accelerator in tpu gpu; do
     mv "$work/$lock" "constraints/$lock"
     echo "constraints/$lock: $(grep -c == "constraints/$lock") pins"
 done
+
+# What installs them there.
+{
+    echo "# Written by \`make constraints\`; do not edit."
+    echo "uv==$UV_VERSION" | "$UV" pip compile - --quiet --generate-hashes --no-header --no-annotate --system-certs
+} >"$work/host-uv.txt"
+mv "$work/host-uv.txt" constraints/host-uv.txt
