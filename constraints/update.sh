@@ -31,13 +31,14 @@ for version in 311 312 313; do
     echo "constraints/py$version.txt: $(grep -c == "constraints/py$version.txt") pins"
 done
 
-# The Python of all hosts, and every extra that a run may import. libtpu needs glibc 2.31.
+# The Python of all hosts, and every extra that a run on hosts may import, as wheels: nothing is built
+# there. libtpu needs glibc 2.31.
 host=312
 for accelerator in tpu gpu; do
     lock=host-$accelerator-py$host.txt
     {
         echo "# Written by \`make constraints\` from setup.cfg; do not edit. Hosts install it with --require-hashes."
-        "$UV" pip compile setup.cfg --quiet --extra "$accelerator" --extra gcp --extra hub --extra data --extra mlperf \
+        "$UV" pip compile setup.cfg --quiet --extra "$accelerator" --extra gcp --extra hub --extra mlperf \
             --python-version "3.${host#3}" --python-platform x86_64-manylinux_2_31 --generate-hashes \
             --constraints "constraints/py$host.txt" --no-annotate --no-header --system-certs
     } >"$work/$lock"

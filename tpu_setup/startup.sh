@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every host of a job runs this script at its start, and again after a reboot.
 #
-# The script finds the job's directory and this host's index, installs the staged wheel into a
+# The script finds the job's directory and this host's index, installs the staged lock and wheel into a
 # virtual environment, and starts the agent, `python -m bert_jax.launch.host`. The script is the same
 # for every job. It reads the user's settings from files and variables, and never runs them as
 # commands.
@@ -16,13 +16,13 @@
 #   BERT_JAX_ROOT      prefix of system paths, for tests.
 set -euo pipefail
 
-readonly UV=0.13.9
 readonly STORAGE=${STORAGE_EMULATOR_HOST:-https://storage.googleapis.com}
 readonly METADATA=http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance
 readonly FIRST_PAUSE=${BERT_JAX_PAUSE_SECONDS:-5}
 
 readonly DISK=${BERT_JAX_ROOT:-}/dev/disk/by-id/google-persistent-disk-1
 readonly DATA=${BERT_JAX_ROOT:-}/mnt/disks/data
+readonly HUGE_PAGES=${BERT_JAX_ROOT:-}/sys/kernel/mm/transparent_hugepage/enabled
 
 fail() {
   printf 'bert-jax: %s\n' "$*" >&2
@@ -94,6 +94,13 @@ mount_data() {
   fi
 }
 
+# Enables huge pages: without them, the TPU's runtime starts and ends slowly, as JAX warns.
+enable_huge_pages() {
+  if [[ -w $HUGE_PAGES ]]; then
+    echo always >"$HUGE_PAGES"
+  fi
+}
+
 # encoded TEXT: prints the text, percent-encoded for a URL.
 encoded() {
   local LC_ALL=C text=$1 at
@@ -157,8 +164,8 @@ not_installed() {
   report failed 'installing bert-jax failed; see the log of this host'
 }
 
-# Installs bert-jax into an environment named after the hash of its files, unless the environment exists.
-# Sets BERT_JAX_PYTHON.
+# Installs the lock and bert-jax into an environment named after the hash of their files, unless the
+# environment exists. Nothing else on the machine decides which versions it gets. Sets BERT_JAX_PYTHON.
 install() {
   local software=$BERT_JAX_HOME/software environment wheel name hash uv
   mkdir -p -- "$software"
@@ -174,23 +181,29 @@ install() {
     [[ $hash =~ ^[0-9a-f]{64}$ && $name =~ ^[A-Za-z0-9_][A-Za-z0-9._+-]*$ ]] ||
       fail "SHA256SUMS: found \"$hash $name\", allowed: a hash and the name of a file"
     fetch "$name"
-    [[ $name == *.whl ]] && wheel=$name
+    case $name in
+      bert_jax-*.whl) wheel=$name ;;
+      uv-*.whl) uv=$name ;;
+    esac
   done <SHA256SUMS
   sha256sum --check --strict --quiet SHA256SUMS
-  [[ -n ${wheel:-} ]] || fail 'SHA256SUMS: found no wheel'
+  [[ -n ${wheel:-} && -n ${uv:-} ]] || fail 'SHA256SUMS: found no wheel of bert-jax or no wheel of uv'
 
   environment=$BERT_JAX_HOME/environments/$(sha256sum SHA256SUMS | cut -c 1-16)
   if [[ ! -e $environment/installed ]]; then
     report installing ''
     export UV_CACHE_DIR=$BERT_JAX_HOME/uv/cache UV_PYTHON_INSTALL_DIR=$BERT_JAX_HOME/uv/python
-    if ! uv=$(command -v uv); then
-      persistently python3 -m pip install --target "$BERT_JAX_HOME/uv" --upgrade "uv==$UV"
-      uv=$BERT_JAX_HOME/uv/bin/uv
-    fi
+    # Images may lack pip. A wheel is an archive that every Python can unpack.
+    rm -rf -- "$BERT_JAX_HOME/uv/wheel"
+    python3 -m zipfile -e "$uv" "$BERT_JAX_HOME/uv/wheel"
+    uv=$(echo "$BERT_JAX_HOME"/uv/wheel/uv-*.data/scripts/uv)
+    chmod +x "$uv"
     # uv downloads a Python if the image has another version.
     persistently "$uv" venv --clear --python "$(<python-version)" "$environment"
-    persistently "$uv" pip install --python "$environment/bin/python" --constraint constraints.txt \
-      "bert-jax[tpu,gcp] @ file://$(encoded_path "$PWD/$wheel")"
+    persistently "$uv" pip install --python "$environment/bin/python" \
+      --no-build --require-hashes --requirement requirements.txt
+    "$uv" pip install --python "$environment/bin/python" --no-deps "./$wheel"
+    "$uv" pip check --python "$environment/bin/python"
     touch -- "$environment/installed"
   fi
   BERT_JAX_PYTHON=$environment/bin/python
@@ -198,13 +211,6 @@ install() {
   exec >&"$out" {out}>&- {lock}>&-
   exec 2>&"$err" {err}>&-
   cd -- "$OLDPWD"
-}
-
-# encoded_path PATH: prints the path, percent-encoded except its slashes.
-encoded_path() {
-  local path
-  path=$(encoded "$1")
-  printf '%s' "${path//%2F//}"
 }
 
 # Starts the agent. On a VM it is a systemd unit: at a preemption, systemd sends SIGTERM to the agent only,
@@ -231,6 +237,7 @@ start_agent() {
 identify_host
 if [[ -n $on_tpu_vm ]]; then
   mount_data
+  enable_huge_pages
   BERT_JAX_HOME=${BERT_JAX_HOME:-/var/lib/bert-jax}
 fi
 export BERT_JAX_HOME=${BERT_JAX_HOME:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/bert_jax}

@@ -4,7 +4,9 @@ import base64
 import hashlib
 import io
 import os
+import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -15,11 +17,14 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.host_lock import Lock, host_lock, uv_requirement
 from bert_jax.launch.job import RUN_JOB, Job, JobFiles
 from bert_jax.version import __version__
 
 HASHES: Final = "SHA256SUMS"
 """Name of the file with SHA-256 hashes of the software, for `sha256sum --check`."""
+
+_HOST_PLATFORM: Final = "manylinux2014_x86_64"  # tag of uv's wheel for hosts
 
 
 def startup_script() -> str:
@@ -27,31 +32,77 @@ def startup_script() -> str:
     return (PACKAGE / "tpu_setup" / "startup.sh").read_text(encoding="utf-8")
 
 
-def software() -> dict[str, bytes]:
-    """Returns the files that hosts install: wheel, constraints, Python version, startup script.
+def software(accelerator: Lock = "tpu") -> dict[str, bytes]:
+    """Returns the files that hosts install: wheel, lock, Python version, startup script.
 
     Raises UserError if the package is not installed here.
     """
+    lock = host_lock(accelerator)
     return {
         f"{_NAME}-{__version__}-py3-none-any.whl": build_wheel(),  # named as in PEP 427
-        "constraints.txt": constraints().encode(),
-        "python-version": f"{sys.version_info[0]}.{sys.version_info[1]}\n".encode(),
+        "requirements.txt": lock.text.encode(),
+        "python-version": f"{lock.python}\n".encode(),
         "startup.sh": startup_script().encode(),
     }
+
+
+def installer() -> dict[str, bytes]:
+    """Downloads the wheel of uv for hosts, in the version and with a hash of the lock.
+
+    A host needs only Python's standard library to unpack it. Raises UserError if pip cannot
+    download the wheel.
+    """
+    with tempfile.TemporaryDirectory(prefix="bert_jax_uv_") as directory:
+        requirement = Path(directory, "uv.txt")
+        requirement.write_text(uv_requirement(), encoding="utf-8")
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
+                *("--require-hashes", "--only-binary", ":all:", "--platform", _HOST_PLATFORM),
+                *("--requirement", requirement, "--dest", directory),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        wheels = list(Path(directory).glob("uv-*.whl"))
+        if done.returncode or len(wheels) != 1:
+            raise UserError(
+                "install.uv",
+                "pip cannot download it for the hosts ({reason}). Give this environment pip and "
+                "access to a package index.",
+                place=next(line for line in uv_requirement().splitlines() if "==" in line).split()[0],
+                reason=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1],
+            )
+        return {wheels[0].name: wheels[0].read_bytes()}
+
+
+def versions_line(accelerator: Lock) -> str:
+    """Returns the versions that hosts install, and this machine's if they differ.
+
+    ``Python 3.12, jax 0.12.0.1, libtpu 0.0.50.1; this machine has jax 0.10.2``
+    """
+    lock = host_lock(accelerator)
+    shown = [f"{name} {lock.versions[name]}" for name in ("jax", "libtpu") if name in lock.versions]
+    here = metadata.version("jax")
+    differs = "" if here == lock.versions["jax"] else f"; this machine has jax {here}"
+    return f"Python {lock.python}, {', '.join(shown)}{differs}"
 
 
 def stage(job: Job, config: str) -> JobFiles:
     """Writes a job's files, ``job.json`` last, and then ``job.txt`` in the run directory.
 
-    `config` is the resolved configuration as YAML. Raises UserError if a job of that name exists or
-    the bucket cannot be written. Raises RunStopped if the bucket does not answer.
+    `config` is the resolved configuration as YAML. Raises UserError if a job of that name exists,
+    the bucket cannot be written, or the installer cannot be downloaded. Raises RunStopped if the
+    bucket does not answer.
     """
     files = JobFiles(job.directory)
     if files.job.exists():
         raise UserError(
             "job.exists", "This job exists. Choose another --name.", place=job.directory
         )
-    staged = software()
+    installed = job.submit.installed
+    staged = software(installed or "tpu") | ({} if installed is None else installer())
     for name, raw in staged.items():
         write_whole(files.software / name, raw)
     digests = [f"{hashlib.sha256(raw).hexdigest()}  {name}\n" for name, raw in staged.items()]
@@ -78,8 +129,17 @@ def build_wheel() -> bytes:
     """
     installed, info = _distribution(), f"{_NAME}-{__version__}.dist-info"
     files = {f"{_NAME}/{name}": path.read_bytes() for name, path in _files()}
-    for name in ("METADATA", "entry_points.txt"):
-        files[f"{info}/{name}"] = (installed.read_text(name) or "").encode()
+    # A checkout may have an egg-info folder, which Python finds before the installed package.
+    metadata_text = installed.read_text("METADATA") or installed.read_text("PKG-INFO")
+    if not metadata_text or "\nRequires-Dist: " not in metadata_text:
+        raise UserError(
+            "install.metadata",
+            "found no requirements of bert-jax. Remove the folder, and run pip install . in the "
+            "checkout of bert_jax.",
+            place=str(getattr(installed, "_path", "bert-jax")),
+        )
+    files[f"{info}/METADATA"] = metadata_text.encode()
+    files[f"{info}/entry_points.txt"] = (installed.read_text("entry_points.txt") or "").encode()
     files[f"{info}/WHEEL"] = _WHEEL.encode()
     records = []
     for name, raw in files.items():
@@ -91,21 +151,6 @@ def build_wheel() -> bytes:
         for name, raw in files.items():
             archive.writestr(zipfile.ZipInfo(name, _ANY_TIME), raw, zipfile.ZIP_DEFLATED)
     return content.getvalue()
-
-
-def constraints() -> str:
-    """Returns the versions of all packages installed here as pip constraints.
-
-    Skips packages that no index has: local builds (``torch 2.13+cpu``), packages installed from a
-    directory or URL, and bert-jax. Packages that only hosts need (libtpu) stay unconstrained.
-    """
-    lines = set()
-    for found in metadata.distributions():
-        name, version = found.metadata["Name"], found.version
-        ours = name in (None, "bert-jax") or "+" in version
-        if not ours and found.read_text("direct_url.json") is None:
-            lines.add(f"{name.lower().replace('_', '-')}=={version}\n")
-    return "".join(sorted(lines))
 
 
 def _distribution() -> metadata.Distribution:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from bert_jax.errors import counted
+from bert_jax.launch.bundle import versions_line
 from bert_jax.launch.host_paths import Upload
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher
@@ -81,6 +82,8 @@ def _summary(
     yield "", f"stops after {limits.hours:g} h" if limits.hours else "no time limit"
     yield "", f"replaces lost machines at most {limits.retries} times"
     yield "run", job.run_dir
+    if (lock := job.submit.installed) is not None:
+        yield "software", versions_line(lock)
     size = sum(len(raw) for raw in software.values())
     size += sum(path.stat().st_size for upload in uploads for path in upload.files.values())
     yield "files", f"{job.directory}, {size / 1e6:,.1f} MB"
@@ -93,6 +96,8 @@ def _written(job: Job, software: Mapping[str, bytes], uploads: Sequence[Upload])
     for name, raw in sorted(software.items()):
         digest = hashlib.sha256(raw).hexdigest()[:16]
         yield f"{files.software / name}  {len(raw):,} bytes, SHA-256 {digest}…"
+    if job.submit.installed is not None:
+        yield f"{files.software}/uv-….whl  downloaded from the package index, about 18 MB"
     for upload in uploads:
         for name, path in upload.files.items():
             yield f"{upload.target}/{name}  {path.stat().st_size:,} bytes, from {path}"

@@ -106,8 +106,17 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
 
     Paths that exist on this machine are uploaded. All other paths are relative to the bucket.
     `task`: `finetune.task` as JSON values. Raises UserError if the files exceed `LARGEST_BYTES`, a
-    path is a directory of another task than GLUE, or `on_bucket` refuses a path.
+    path is a directory of another task than GLUE, the data come from TFDS, or `on_bucket` refuses
+    a path.
     """
+    if task.get("data") == TFDS:
+        raise UserError(
+            "submit.task_tfds",
+            "found {found}, but hosts have no tensorflow-datasets. Use a directory with the "
+            "original files.",
+            place="finetune.task.data",
+            found=TFDS,
+        )
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():
         files = {} if is_remote(path) else _files(task, Path(path).expanduser())

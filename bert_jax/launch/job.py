@@ -99,7 +99,7 @@ class JobFiles:
     def __init__(self, directory: epath.Path) -> None:
         self.directory = directory
         # Written by the submitter: `Job` as JSON, the resolved `RunConfig`, and a directory with
-        # the wheel, ``constraints.txt`` and ``startup.sh``.
+        # the wheel, the lock, uv and ``startup.sh``.
         self.job = directory / "job.json"
         self.config = directory / "config.yaml"
         self.software = directory / "software"
@@ -235,6 +235,15 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
                 slices=section.slices,
             )
         return (JobPlacement(on="local", dollars_per_hour=0.0),)
+    if section.lock is not None:
+        raise UserError(
+            "submit.lock_local",
+            "found {found} with {on}, allowed: only with on: local. Cloud TPU hosts always install "
+            "their lock; GKE hosts use submit.image.",
+            place="submit.lock",
+            found=section.lock,
+            on=section.on,
+        )
     if not section.zone and section.launcher != "gke":
         raise UserError(
             "submit.zone_missing", "missing. Use a zone such as us-central1-a.", place="--zone"

@@ -135,7 +135,7 @@ def _is_alive(process: psutil.Process) -> bool:
 class LocalLauncher:
     """`Launcher` for `on: local`. Records machines in the user's state directory.
 
-    Hosts run with the submitter's Python and working directory.
+    Hosts run in the submitter's working directory, with its Python unless `submit.lock` is set.
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,8 @@ class LocalLauncher:
         hosts = LocalMachine(directory)
         for worker in range(attempt.hosts):
             values = _process_variables(attempt, worker, port=found["port"])
-            values |= variables(home=directory / "home")
+            if attempt.job.submit.lock is None:  # else, attempts share the installed environment
+                values |= variables(home=directory / "home")
             hosts.start(worker, script, os.environ | values, cwd=attempt.job.working_directory)
 
     def observe(self, attempt: Attempt) -> Observation:
@@ -217,7 +218,9 @@ class LocalLauncher:
 
 
 def _process_variables(attempt: Attempt, worker: int, *, port: int) -> dict[str, str]:
-    values = host_variables(attempt) | variables(worker=worker, python=sys.executable)
+    # Without a Python, `startup.sh` installs the lock.
+    python = "" if attempt.job.submit.lock else sys.executable
+    values = host_variables(attempt) | variables(worker=worker, python=python)
     if attempt.hosts > 1:
         values |= variables(coordinator=f"127.0.0.1:{port}")
     return values

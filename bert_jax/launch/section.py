@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from bert_jax.files.host_lock import Lock
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.section import PathText, Section, Strings, as_tuple
 
@@ -58,6 +59,8 @@ class SubmitSection(Section):
         launcher: the service that creates the machines of a topology.
         on: topologies in any spelling (`v5litepod-16`), or `local`.
         hosts: number of processes of `on: local`.
+        lock: `on: local`: hosts install this lock into an environment of their own, as Cloud TPU
+            hosts do. Default: they run the submitter's Python.
         slices: number of slices of each topology.
         bucket: bucket for the job's wheel, configuration, logs and state: ``gs://…``. For
             `on: local`: a directory.
@@ -89,6 +92,7 @@ class SubmitSection(Section):
     launcher: LauncherName = "queued-resources"
     on: Annotated[Strings, pydantic.Field(min_length=1)] | None = None
     hosts: int = pydantic.Field(default=1, ge=1, le=64)
+    lock: Lock | None = None
     slices: Counts = (1,)
     bucket: PathText | None = None
     project: CloudName | None = None
@@ -116,3 +120,10 @@ class SubmitSection(Section):
             if name != "local":
                 parse_topology(name, key="submit.on", others=("local",))
         return names
+
+    @property
+    def installed(self) -> Lock | None:
+        """The lock that hosts install. None if they use an image or the submitter's Python."""
+        if self.on == ("local",):
+            return self.lock
+        return "tpu" if self.launcher == "queued-resources" else None

@@ -8,7 +8,7 @@ from bert_jax.config import RunConfig, dump_config, parse_config
 from bert_jax.errors import UserError
 from bert_jax.files.remote import absolute
 from bert_jax.launch import host_paths
-from bert_jax.launch.bundle import software, stage
+from bert_jax.launch.bundle import software, stage, versions_line
 from bert_jax.launch.dry_run import dry_run
 from bert_jax.launch.gcloud import require_credentials, with_gcloud_settings
 from bert_jax.launch.job import Job, JobFiles, Verb, job_directory, placements
@@ -78,6 +78,8 @@ def submit(
     job = checked_online(prepared, planned=planned, say=say)
     if not price_accepted(job, confirm):
         raise UserError("submit.cancelled", "cancelled. Use --yes to skip the confirmation.")
+    if (lock := job.submit.installed) is not None:
+        say(f"{job.name}: hosts install {versions_line(lock)}")
     say(f"{job.name}: writing software and settings to {job.directory}")
     host_paths.upload(prepared.uploads, say=say)
     files = stage(job, dump_config(prepared.config))
@@ -149,7 +151,7 @@ def dry_run_text(
         prepared.job,
         launcher_for(prepared.job.submit),
         config=dump_config(prepared.config),
-        software=software(),
+        software=software(prepared.job.submit.installed or "tpu"),
         uploads=prepared.uploads,
         warnings=warnings,
         full=full,
