@@ -40,6 +40,7 @@ from bert_jax.planning.compilation.lowering import LoweredStep, device_bytes, op
 from bert_jax.planning.compilation.step import CompiledStep, compile_lowered
 from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.planning.estimate import Plan
+from bert_jax.planning.request import installed_versions
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
 from bert_jax.tasks.embedding.section import EmbeddingLossSection
 from bert_jax.tasks.embedding.task import EmbeddingTask
@@ -116,7 +117,9 @@ def _report(step: CompiledStep, asked: argparse.Namespace, *, way: str) -> None:
         report("planned_finetuning.missing", step.peak / GIB, "GiB", packages=packages, **facts)
         return
     topology: TpuTopology = asked.topology
-    time = Plan(topology=topology, slices=1, phases=(), learning_rate=()).estimate(step)
+    versions = installed_versions()
+    plan = Plan(topology=topology, slices=1, phases=(), learning_rate=(), versions=versions)
+    time = plan.estimate(step)
     facts |= {
         "cycles": step.cycles.total,
         "in_kernels": step.cycles.in_kernels,

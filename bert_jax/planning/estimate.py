@@ -14,6 +14,7 @@ from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compilation.program import PRODUCTS
 from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.prices import Prices
+from bert_jax.planning.request import CompilerVersions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,7 @@ class Plan:
     slices: int
     phases: Sequence[PhasePlan]
     learning_rate: tuple[str, ...]  # segments of the schedule, see `ScheduleSegment.describe`
+    versions: CompilerVersions  # versions that compiled the steps
     notes: tuple[str, ...] = ()  # limits of the estimates, as sentences
     suggestions: tuple[Suggestion, ...] = ()  # settings that fit, fastest first
 

@@ -17,7 +17,7 @@ from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.compilation.step import CompiledStep, quick_refusal
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import PhasePlan, Plan
-from bert_jax.planning.request import CompileRequest, StepKind
+from bert_jax.planning.request import CompileRequest, StepKind, installed_versions
 from bert_jax.train.schedule_segments import schedule_segments
 
 # Largest error of estimated cycles. `base` on v5e:4x4 is off by 2.5%; see docs/planning.md.
@@ -63,6 +63,7 @@ def make_plan(
         slices=run.mesh.slices,
         phases=phases,
         learning_rate=tuple(each.describe() for each in segments),
+        versions=installed_versions(),
         notes=tuple(notes),
     )
     if suggest or (suggest is None and not plan.fits):

@@ -4,12 +4,13 @@ import hashlib
 import importlib.metadata
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pydantic
 
 from bert_jax.encoders.registry import AnyModelSection
 from bert_jax.errors import UserError
+from bert_jax.files.host_lock import host_lock
 from bert_jax.objectives.registry import AnyObjectiveSection
 from bert_jax.objectives.train_section import TrainSection
 from bert_jax.optim.sections import OptimizerSection
@@ -62,15 +63,39 @@ class CompileRequest(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+class CompilerVersions(NamedTuple):
+    """The versions that decide a program's cycles and memory."""
+
+    jax: str
+    libtpu: str
+
+    def __str__(self) -> str:
+        """Returns ``"jax 0.12.0.1 and libtpu 0.0.50.1"``."""
+        return f"jax {self.jax} and libtpu {self.libtpu}"
+
+
+def installed_versions() -> CompilerVersions:
+    """Returns the versions that compile here."""
+    return CompilerVersions(*map(_installed, CompilerVersions._fields))
+
+
+def host_versions() -> CompilerVersions:
+    """Returns the versions that TPU hosts install."""
+    pinned = host_lock("tpu").versions
+    return CompilerVersions(*(pinned[name] for name in CompilerVersions._fields))
+
+
 def versions() -> str:
     """Returns the names and versions of the libraries that take part in compilation."""
-    found = []
-    for package in ("jax", "jaxlib", "libtpu", "flax", "optax"):
-        try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            found.append(f"{package} none")
-    return " ".join(found)
+    libraries = ("jax", "jaxlib", "libtpu", "flax", "optax")
+    return " ".join(f"{name} {_installed(name)}" for name in libraries)
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 @lru_cache(maxsize=1)
@@ -80,6 +105,8 @@ def _code() -> str:
     digest = hashlib.sha256()
     packages = ("encoders", "kernels", "model", "objectives", "optim", "parallel", "planning")
     for package in (*packages, "train", "data/rows"):
-        for path in sorted((root / package).rglob("*.py")):
+        # YAML files have the cost models of the quick form.
+        paths = (path for end in ("py", "yaml") for path in (root / package).rglob(f"*.{end}"))
+        for path in sorted(paths):
             digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

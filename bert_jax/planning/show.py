@@ -15,6 +15,7 @@ from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.planning import QUICK_NOTE
 from bert_jax.planning.prices import Prices
+from bert_jax.planning.request import host_versions
 from bert_jax.planning.summary import NOTHING, dollars, duration, verdict
 from bert_jax.report.charts import Chart, bar_chart
 from bert_jax.report.rendering import render_page
@@ -50,9 +51,12 @@ def show_plans(
             console.print(_table(each))
     if details:
         console.print(_sources(prices), style="dim", markup=False)
-        lines = summary.notes(plans)
+        lines = [summary.compiler(plans), *summary.notes(plans)]
     else:
-        lines = [f"Compiled: memory. {summary.estimated(prices)}. --details shows the rest."]
+        lines = [
+            summary.compiler(plans),
+            f"Compiled: memory. {summary.estimated(prices)}. --details shows the rest.",
+        ]
         notes = (line for found in plans for line in found.notes)
         lines += dict.fromkeys(line for line in notes if line != QUICK_NOTE)
     for line in lines:
@@ -116,7 +120,7 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
             ]
         ),
         figures=[tile for each in plans for tile in _tiles(each, prices, one=len(plans) == 1)],
-        footer=_sources(prices),
+        footer=f"{summary.compiler(plans)} {_sources(prices)}",
         parts=[each for each in sections if any(table.rows for table in each.tables)],
         notes=summary.notes(plans),
     )
@@ -154,6 +158,10 @@ def _plan(found: Plan, prices: Prices) -> dict[str, Any]:
         "hosts": topology.hosts() * found.slices,
         "fits": found.fits,
         "verdict": verdict(found, prices),
+        "versions": {
+            "compiled": found.versions._asdict(),
+            "hosts": host_versions()._asdict(),
+        },
         "compiled": {
             "peak_hbm_bytes_per_chip": found.peak_bytes,
             "hbm_bytes_per_chip": topology.accelerator.hbm_bytes,

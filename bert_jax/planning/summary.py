@@ -8,6 +8,7 @@ from bert_jax.parallel.accelerators import GIB
 from bert_jax.planning.compilation.collectives import Collective
 from bert_jax.planning.estimate import PhasePlan, Plan, Suggestion
 from bert_jax.planning.prices import Prices
+from bert_jax.planning.request import host_versions
 
 NOTHING = "—"
 
@@ -239,6 +240,14 @@ def suggestions(plans: Sequence[Plan]) -> Rows:
 def learning_rate(plans: Sequence[Plan]) -> str:
     """Returns a sentence on the learning-rate schedule, which all topologies share."""
     return f"Learning rate, in steps: {'; then '.join(plans[0].learning_rate)}."
+
+
+def compiler(plans: Sequence[Plan]) -> str:
+    """Returns a sentence on the versions that compiled all plans, and on the hosts' versions."""
+    own, hosts = plans[0].versions, host_versions()
+    if own == hosts:
+        return f"Compiled with {own}, the versions that hosts install."
+    return f"Compiled with {own}; hosts install {hosts}."
 
 
 def notes(plans: Sequence[Plan]) -> list[str]:

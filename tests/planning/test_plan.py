@@ -1,5 +1,6 @@
 """`bert-jax plan` end to end: the real steps of a tiny run, compiled for real topologies."""
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -68,6 +69,13 @@ def test_the_plan_accepts_every_spelling_of_a_slice(planned: dict[str, Any]) -> 
     assert (planned["chips"], planned["devices"], planned["hosts"]) == (4, 4, 1)
     assert planned["fits"]
     assert planned["learning_rate"] == ["peak 0.0001: linear decay 1,000"]
+
+
+def test_the_plan_names_the_installed_compiler(workplace: Path, planned: dict[str, Any]) -> None:
+    own = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
+    assert planned["versions"]["compiled"] == own
+    shown = run_plan(workplace, "--topology", "v5litepod-4").stdout
+    assert f"Compiled with jax {own['jax']} and libtpu {own['libtpu']}" in shown
 
 
 def test_memory_equals_the_compilers_and_the_states(planned: dict[str, Any]) -> None:

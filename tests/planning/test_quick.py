@@ -16,6 +16,7 @@ import yaml
 from click.testing import Result
 
 from bert_jax.errors import RunStopped
+from bert_jax.files.host_lock import host_lock
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -244,8 +245,32 @@ def test_an_unknown_libtpu_is_reported_and_compiled_exactly(
     assert not found["phases"][0]["train"]["quick"]
     (note,) = found["notes"]
     assert "9.9" in note
-    assert fitted().libtpu in note
+    assert all(each in note for each in fitted().libtpu)
     assert "9.9" in run_plan(deep_run).stdout
+
+
+HOSTS = {name: host_lock("tpu").versions[name] for name in ("jax", "libtpu")}
+
+
+@pytest.mark.parametrize("own", [HOSTS, HOSTS | {"libtpu": "9.9"}])
+def test_a_plan_names_its_compiler_and_the_hosts(
+    own: dict[str, str], deep_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: own.get(name) or version(name))
+    keep(EXACT, compiled(quick=False))
+    (found,) = json.loads(run_plan(deep_run, "--json").stdout)
+    assert found["versions"] == {"compiled": own, "hosts": HOSTS}
+    named = [f"jax {each['jax']} and libtpu {each['libtpu']}" for each in (own, HOSTS)]
+    for arguments in ((), ("--details",)):
+        (line,) = [
+            line
+            for line in run_plan(deep_run, *arguments).stdout.splitlines()
+            if line.startswith("Compiled with ")
+        ]
+        assert line.startswith(f"Compiled with {named[0]}")
+        assert ("the versions that hosts install" in line) is (own == HOSTS)
+        assert (f"hosts install {named[1]}" in line) is (own != HOSTS)
 
 
 # Error of libtpu for a kernel. The second line has the reason, and the last line an address.

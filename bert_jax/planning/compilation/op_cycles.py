@@ -84,10 +84,10 @@ class CostModel(Section):
 
 
 class Fitted(Section):
-    """The cost models in `op_cycles.yaml`, and the compiler version of the fit."""
+    """The cost models in `op_cycles.yaml`, and the compiler versions that they are valid for."""
 
     date: datetime.date
-    libtpu: str  # version
+    libtpu: tuple[str, ...]  # versions
     models: dict[str, CostModel]  # models by generation
 
 

@@ -96,11 +96,11 @@ def quick_refusal() -> str | None:
         installed = importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
         return None  # the caller raises an error
-    if installed == known.libtpu:
+    if installed in known.libtpu:
         return None
     return (
-        f"compiled exactly: the quick form supports libtpu {known.libtpu} (fitted {known.date}), "
-        f"found {installed}"
+        f"compiled exactly: the quick form supports libtpu {' and '.join(known.libtpu)} "
+        f"(fitted {known.date}), found {installed}"
     )
 
 
