@@ -13,7 +13,7 @@ from kubernetes.client.exceptions import ApiException
 from bert_jax.errors import NoCredentials, UserError, first_line
 from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.launch import launcher
-from bert_jax.launch.gke_manifest import DIRECTORY, GROUP, PLURAL, VERSION, jobset
+from bert_jax.launch.gke_manifest import DIRECTORY, GROUP, PLURAL, QUEUE, VERSION, jobset
 from bert_jax.launch.job import JOB_LABEL, Attempt
 from bert_jax.launch.launcher import Existing, Observation, Owner, State
 from bert_jax.launch.request_retries import RequestLimits, persistently, until_gone
@@ -200,6 +200,8 @@ class GkeJobSets:
             return Observation(State.FAILED, why[-1] if why else "")
         if status.get("terminalState") == "Completed":
             return Observation(State.ACTIVE, "the hosts have ended")
+        if found["spec"].get("suspend"):
+            return _suspended(found)
         wanted = found["spec"]["replicatedJobs"][0]["replicas"]
         ready = sum(jobs.get("ready", 0) for jobs in status.get("replicatedJobsStatus", []))
         if ready >= wanted:
@@ -216,8 +218,8 @@ class GkeJobSets:
             label_selector=f"jobset.sigs.k8s.io/jobset-name={jobset['name']}",
         ).items
         if not pods:
-            made = datetime.datetime.fromisoformat(jobset["creationTimestamp"])
-            return Observation(State.WAITING, "pods not created yet", made.timestamp())
+            made = _seconds(jobset["creationTimestamp"])
+            return Observation(State.WAITING, "pods not created yet", made)
         for pod in pods:
             for condition in pod.status.conditions or []:
                 if condition.type == "PodScheduled" and condition.status == "False":
@@ -240,6 +242,22 @@ class GkeJobSets:
             return False
 
         until_gone(is_gone, what=f"JobSet {name}", pace=self._pace)
+
+
+def _suspended(found: dict[str, Any]) -> Observation:
+    """Returns the observation of a JobSet without pods that Kueue has not admitted, or evicted."""
+    since = found["metadata"]["creationTimestamp"]
+    for condition in found.get("status", {}).get("conditions", []):
+        if condition["type"] == "Suspended" and condition["status"] == "True":
+            since = condition["lastTransitionTime"]
+    queue = (found["metadata"].get("labels") or {}).get(QUEUE)
+    why = f"suspended in Kueue's queue {queue}" if queue else "suspended"
+    return Observation(State.WAITING, why, _seconds(since))
+
+
+def _seconds(timestamp: str) -> float:
+    """Returns Kubernetes' ``2026-01-01T00:00:00Z`` in seconds since 1970."""
+    return datetime.datetime.fromisoformat(timestamp).timestamp()
 
 
 def _owner(found: dict[str, Any]) -> Owner:

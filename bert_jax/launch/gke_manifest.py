@@ -6,7 +6,7 @@ from bert_jax.errors import UserError
 from bert_jax.launch.assignment import host_variables, variables
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.launcher import reservation_of
-from bert_jax.parallel.accelerators import ACCELERATORS
+from bert_jax.parallel.accelerators import ACCELERATORS, Accelerator
 from bert_jax.parallel.topology import TpuTopology
 
 GROUP: Final = "jobset.x-k8s.io"
@@ -14,6 +14,7 @@ VERSION: Final = "v1alpha2"
 PLURAL: Final = "jobsets"
 
 DIRECTORY: Final = "bert-jax/job"  # the annotation with the job's directory
+QUEUE: Final = "kueue.x-k8s.io/queue-name"  # Kueue suspends a JobSet with this label at creation
 
 REPLICATED: Final = "slice"  # the name of the replicated Job: pods are NAME-slice-SLICE-WORKER-…
 
@@ -53,6 +54,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
         )
     hosts = topology.hosts(gke=True)
     exclusive = {_EXCLUSIVE: _POOL} if hosts > 1 else {}
+    queue = {QUEUE: submit.queue} if submit.queue is not None else {}
     permanent = {"onExitCodes": {"operator": "In", "values": [1, 2]}, "action": "FailJob"}
     job = {
         "parallelism": hosts,
@@ -75,7 +77,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
         "metadata": {
             "name": attempt.resource,
             "namespace": submit.namespace,
-            "labels": attempt.job.labels,
+            "labels": {**attempt.job.labels, **queue},
             "annotations": {DIRECTORY: str(attempt.job.directory), **exclusive},
         },
         "spec": {
@@ -88,7 +90,6 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
 
 def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
     submit = attempt.job.submit
-    account = submit.service_account
     chips = topology.chips // topology.hosts(gke=True)  # chips per host
     tolerations = [{"key": _CHIPS, "operator": "Exists", "effect": "NoSchedule"}]
     if submit.provisioning == "spot":
@@ -99,6 +100,9 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
         "image": image,
         "env": _environment(attempt),
         "resources": {"limits": {_CHIPS: str(chips)}},
+        # The TPU driver locks more memory than the default limit (RLIMIT_MEMLOCK). The limit does
+        # not bind privileged containers. xpk and axlearn do the same.
+        "securityContext": {"privileged": True},
         "volumeMounts": [
             # Loader processes pass batches through /dev/shm. The default of 64 MiB is too small.
             {"name": "shared-memory", "mountPath": "/dev/shm"},
@@ -108,17 +112,27 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
     return {
         "restartPolicy": "Never",  # JobSet restarts all pods together
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "hostNetwork": True,
-        "dnsPolicy": "ClusterFirstWithHostNet",
-        **({"serviceAccountName": account} if account else {}),
+        **_network(submit.service_account),
         "nodeSelector": _node_selector(attempt, topology),
         "tolerations": tolerations,
         "containers": [container],
         "volumes": [
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
-            {"name": "work", **_disk(submit.data_disk_gb)},
+            {"name": "work", **_disk(submit.data_disk_gb, topology.accelerator)},
         ],
     }
+
+
+def _network(account: str | None) -> dict[str, Any]:
+    """Returns the fields of a pod for its network and identity.
+
+    The host network is faster between slices. Its pods always act as the service account of the
+    node, never as a Kubernetes account (Workload Identity). JobSet's headless service gives every
+    pod a name in both networks; GKE adds the names as TPU_WORKER_HOSTNAMES.
+    """
+    if account is not None:
+        return {"serviceAccountName": account}
+    return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
 
 
 def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:
@@ -155,10 +169,12 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
     ]
 
 
-def _disk(size_gb: int | None) -> dict[str, Any]:
+def _disk(size_gb: int | None, accelerator: Accelerator) -> dict[str, Any]:
     """Returns a volume for software, datasets and caches. It is deleted with its pod."""
     if size_gb is None:
         return {"emptyDir": {}}
     size = {"requests": {"storage": f"{size_gb}Gi"}}
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": size}
+    # GKE's own classes: dynamic-rwo (GKE 1.35.3) makes the type that the machine takes.
+    name = "dynamic-rwo" if accelerator.hyperdisk else "standard-rwo"
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": size, "storageClassName": name}
     return {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}}

@@ -243,11 +243,16 @@ def _near(location: str, zone: str) -> bool:
 
 
 def check_inputs(
-    *, tokenizer: str | None, datasets: Mapping[str, str], others: Mapping[str, str]
+    *,
+    tokenizer: str | None,
+    datasets: Mapping[str, str],
+    others: Mapping[str, str],
+    sizes: dict[str, int],
 ) -> list[PreflightFinding]:
     """Checks that the inputs exist and are complete, and that datasets match the tokenizer.
 
     `datasets` and `others` map keys to paths. Compares file sizes; hosts compare SHA-256 later.
+    Adds the bytes of each dataset that hosts copy to `sizes`, by path.
     """
     wanted: str | None = None
     found: list[PreflightFinding] = []
@@ -257,7 +262,7 @@ def check_inputs(
             found.append(PreflightFinding("fine", f"tokenizer {tokenizer} ({wanted[:12]})"))
     for key, path in datasets.items():
         with _errors_as_findings(key, found):
-            found.append(_dataset(key, path, wanted))
+            found.append(_dataset(key, path, wanted, sizes))
     for key, path in others.items():
         with _errors_as_findings(key, found):
             if not epath.Path(path).exists():
@@ -272,12 +277,12 @@ def check_inputs(
     return found
 
 
-def _dataset(key: str, path: str, tokenizer: str | None) -> PreflightFinding:
+def _dataset(key: str, path: str, tokenizer: str | None, sizes: dict[str, int]) -> PreflightFinding:
     if is_google_bert(path):
         line = f"{key}: {path}: TFRecords of an unknown tokenizer"
         return PreflightFinding("fine", line)
     found = read_provenance(path)
-    check_files(path)
+    sizes[path] = check_files(path)
     if tokenizer is not None:
         found.require_tokenizer(tokenizer, place=path)
     return PreflightFinding("fine", f"{key}: {path}")

@@ -26,6 +26,7 @@ LabelKey = Annotated[str, pydantic.Field(pattern=r"^[a-z][-_a-z0-9]{0,62}$")]
 LabelValue = Annotated[str, pydantic.Field(pattern=r"^[-_a-z0-9]{0,63}$")]
 CloudName = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][-._:/@A-Za-z0-9]{0,254}$")]
 Zone = Annotated[str, pydantic.Field(pattern=r"^[a-z][-a-z0-9]{0,62}$")]
+QueueName = Annotated[str, pydantic.Field(pattern=r"^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$")]
 Zones = Annotated[tuple[Zone, ...], pydantic.BeforeValidator(as_tuple)]
 """A list of zones. In YAML, a single zone needs no list."""
 
@@ -73,16 +74,22 @@ class SubmitSection(Section):
         reservation: name of the reservation with the machines.
         network: the hosts' network. Default: the project's default network.
         subnetwork: the hosts' subnetwork. Default: the project's default subnetwork.
-        external_address: whether hosts have an external IP address.
-        service_account: the hosts' service account. Default: the project's. Queued resources need
-            its e-mail address, GKE needs a Kubernetes service account.
+        external_address: whether hosts of queued resources have an external IP address.
+        cloud_nat: confirms that the network has Cloud NAT. Without it, hosts without an external
+            address cannot reach the package index.
+        service_account: the hosts' service account. Queued resources need its e-mail address.
+            Default: the project's default account. GKE needs a Kubernetes service account.
+            Default: pods use the host network and the account of their node pool.
         labels: labels of every resource.
         data_disk: queued resources: an existing disk of the zone, mounted read-only on every host
-            at `/mnt/disks/data`.
-        data_disk_gb: GKE: size of a new disk of each host for software and datasets. Default: the
-            node's disk.
+            at `/mnt/disks/data`. v6e takes only Hyperdisk ML, older generations only Balanced
+            Persistent Disk.
+        data_disk_gb: GKE: size in GiB of a new disk of each host for software and datasets.
+            Default: the node's disk.
         cluster: name of the GKE cluster.
         namespace: GKE namespace.
+        queue: GKE: Kueue's LocalQueue in the namespace. Kueue starts the job when the queue has
+            quota for it.
         image: GKE container, built with `tpu_setup/Dockerfile`.
         limits: see `LimitsSection`.
         poll_seconds: interval between polls of the supervisor.
@@ -103,12 +110,14 @@ class SubmitSection(Section):
     network: CloudName | None = None
     subnetwork: CloudName | None = None
     external_address: bool = True
+    cloud_nat: bool = False
     service_account: CloudName | None = None
     labels: dict[LabelKey, LabelValue] = pydantic.Field(default_factory=dict)
     data_disk: CloudName | None = None
     data_disk_gb: int | None = pydantic.Field(default=None, ge=10)
     cluster: CloudName | None = None
     namespace: CloudName = "default"
+    queue: QueueName | None = None
     image: CloudName | None = None
     limits: LimitsSection = LimitsSection()
     poll_seconds: float = pydantic.Field(default=60.0, gt=0)

@@ -118,7 +118,9 @@ def as_command(request: tpu_v2.CreateQueuedResourceRequest) -> str:
         "metadata": _pairs({key: text for key, text in node.metadata.items() if key != SCRIPT}),
         "metadata-from-file": f"{SCRIPT}=tpu_setup/startup.sh",
     }
-    words = ["gcloud", "compute", "tpus", "queued-resources", "create", request.queued_resource_id]
+    alpha = ["alpha"] if wanted.reservation_name else []  # only alpha has --reservation
+    words = ["gcloud", *alpha, "compute", "tpus", "queued-resources", "create"]
+    words.append(request.queued_resource_id)
     for flag, value in flags.items():
         for item in value if isinstance(value, list) else [value]:
             words += [f"--{flag}" if item is True else f"--{flag}={item}"] if item else []

@@ -11,6 +11,7 @@ Sources, in addition to each generation's page at https://docs.cloud.google.com/
 - runtimes, zones and names of quotas: the pages ``runtimes``, ``regions-zones`` and ``quota`` of
   the TPU documentation, read 2026-11
 - GKE's selectors: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+- types of disks: the page ``attach-durable-block-storage`` of the TPU documentation, read 2026-11
 - ids of quotas, from the service's error messages:
   https://github.com/skypilot-org/skypilot/blob/master/sky/backends/cloud_vm_ray_backend.py,
   https://github.com/marin-community/marin/issues/87. The id of v3 follows the pattern of v2 and v4.
@@ -78,6 +79,8 @@ class Accelerator:
     zones: tuple[str, ...]
     gke_slice: str | None  # GKE's node selector for slices with several hosts, or None
     gke_device: str | None = None  # GKE's node selector for one host, if it differs
+    # Whether machines take only Hyperdisk volumes. If not: only Balanced Persistent Disks
+    hyperdisk: bool = False
     # Quotas, ordered by `smallest`. The quota of smaller slices has no published name.
     quotas: tuple[Quota, ...] = ()
 
@@ -259,6 +262,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
                 *("us-south1-ai1b", "europe-west4-a", "asia-northeast1-b"),
             ),
             gke_slice="tpu-v6e-slice",
+            hyperdisk=True,
             quotas=(_quota("V6E", per_chip=1),),
         ),
         Accelerator(
@@ -280,6 +284,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             shapes=_CUBES,
             zones=("us-central1-c", "us-central1-ai1a"),
             gke_slice="tpu7x",
+            hyperdisk=True,
         ),
     )
 }

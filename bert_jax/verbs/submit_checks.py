@@ -14,6 +14,7 @@ from bert_jax.launch.dry_run import money
 from bert_jax.launch.host_paths import Upload, task_paths
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.launcher import cloud_clients
+from bert_jax.launch.machine_checks import check_disk, check_machines
 from bert_jax.launch.preflight import PreflightFinding
 from bert_jax.verbs.watch import Confirm, Say
 
@@ -40,6 +41,7 @@ def checked_offline(prepared: PreparedJob, *, say: Say) -> PreparedJob:
     elif config.finetune is not None:
         sizes["finetune.batch_size"] = (config.finetune.batch_size, config.finetune.accumulation)
     findings = [
+        *check_machines(job),
         *preflight.check_zones(job),
         *preflight.check_platform(job, config.mesh),
         *preflight.check_layout(job, config.mesh, sizes),
@@ -121,7 +123,13 @@ def _inputs(prepared: PreparedJob) -> Sequence[PreflightFinding]:
     if prepared.job.verb == "pretrain":
         datasets = {} if config.train is None else config.train.datasets
         others = _models({"objective.teacher": getattr(config.objective, "teacher", None)})
-        return preflight.check_inputs(tokenizer=config.tokenizer, datasets=datasets, others=others)
+        sizes: dict[str, int] = {}
+        found = preflight.check_inputs(
+            tokenizer=config.tokenizer, datasets=datasets, others=others, sizes=sizes
+        )
+        if config.loader.cache.directory is None:
+            found += check_disk(prepared.job, sum(sizes.values()))
+        return found
     others: dict[str, str] = {}
     if config.finetune is not None:
         section = config.finetune
@@ -131,7 +139,7 @@ def _inputs(prepared: PreparedJob) -> Sequence[PreflightFinding]:
         for key, path in task_paths(config.finetune.task.model_dump()).items():
             if not path.startswith(tuple(targets)):
                 others[f"finetune.task.{key}"] = path
-    return preflight.check_inputs(tokenizer=None, datasets={}, others=others)
+    return preflight.check_inputs(tokenizer=None, datasets={}, others=others, sizes={})
 
 
 def _models(named: Mapping[str, str | None]) -> dict[str, str]:

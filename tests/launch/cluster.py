@@ -75,6 +75,8 @@ class Cluster:
             if name in self.jobsets:
                 return 409, {"message": f'jobsets "{name}" already exists'}
             check_manifest(body)
+            if "kueue.x-k8s.io/queue-name" in body["metadata"]["labels"]:
+                body["spec"]["suspend"] = True  # by Kueue's webhook
             body["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
             self.jobsets[name] = body
             return 201, body
@@ -99,7 +101,7 @@ class Cluster:
 
     def _pods(self, query: str) -> list[dict[str, Any]]:
         name = urllib.parse.parse_qs(query)["labelSelector"][0].partition("=")[2]
-        if name not in self.jobsets:
+        if name not in self.jobsets or self.jobsets[name]["spec"].get("suspend"):
             return []
         condition = {"type": "PodScheduled", "status": "True"}
         if self.unscheduled is not None:

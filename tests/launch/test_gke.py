@@ -44,7 +44,36 @@ def test_requests_and_manifests_equal_the_golden_files() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("*.yaml")))
 def test_manifests_follow_the_published_schemas(name: str) -> None:
-    check_manifest(yaml.safe_load((GOLDEN / name).read_text()))
+    jobset = yaml.safe_load((GOLDEN / name).read_text())
+    check_manifest(jobset)
+    (container,) = pod_of(jobset)["containers"]
+    assert container["securityContext"] == {"privileged": True}  # may lock memory
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_pods_with_an_account_leave_the_host_network(slices: int) -> None:
+    """On the host network, pods act as their node, not as their Kubernetes account."""
+    as_node, as_account = manifest(slices=slices), manifest(slices=slices, service_account="hosts")
+    for jobset in (as_node, as_account):
+        check_manifest(jobset)
+        assert jobset["spec"]["network"]["enableDNSHostnames"]
+    node_pod, account_pod = pod_of(as_node), pod_of(as_account)
+    assert node_pod.pop("hostNetwork")
+    assert node_pod.pop("dnsPolicy") == "ClusterFirstWithHostNet"
+    assert account_pod.pop("serviceAccountName") == "hosts"
+    assert node_pod == account_pod  # the coordinator's name is the same
+
+
+@pytest.mark.parametrize(
+    ("generation", "storage_class"),
+    [("v4", "standard-rwo"), ("v5e", "standard-rwo"), ("v5p", "standard-rwo")]
+    + [("v6e", "dynamic-rwo"), ("v7x", "dynamic-rwo")],
+)
+def test_a_disk_is_of_a_type_that_the_machine_takes(generation: str, storage_class: str) -> None:
+    jobset = yaml.safe_load((GOLDEN / f"{generation}-4-slices.jobset.yaml").read_text())
+    (_, work) = pod_of(jobset)["volumes"]
+    claim = work["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert claim["storageClassName"] == storage_class
 
 
 def test_values_of_a_job_are_never_expanded() -> None:
@@ -153,6 +182,30 @@ def test_missing_capacity_is_a_failure(world: World) -> None:
     world.clock.now += 2 * 3600
     seen = world.launcher.observe(attempt)
     assert (seen.state, seen.message) == (State.FAILED, "no capacity within 2 h: no nodes")
+
+
+def test_a_job_waits_in_its_kueue_queue(world: World) -> None:
+    attempt = gke_attempt(queue="team.tpus", limits={"wait_hours": 2})
+    world.launcher.create(attempt)
+    jobset = world.cluster.jobsets["base-1"]
+    assert jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team.tpus"
+    world.clock.now = 1767225600 + 3600  # an hour after its creation
+    seen = world.launcher.observe(attempt)
+    assert (seen.state, seen.waits_since) == (State.WAITING, 1767225600)
+    assert "team.tpus" in seen.message
+    (found,) = world.launcher.existing()
+    assert not found.bills
+    jobset["spec"]["suspend"] = False
+    assert world.launcher.observe(attempt).state == State.STARTING
+    # Ten hours later, Kueue evicts the running job. Its jobs are still listed as ready.
+    evicted = {"type": "Suspended", "status": "True", "lastTransitionTime": "2026-01-01T10:00:00Z"}
+    running = [{"name": "slice", "ready": 1}]
+    jobset["status"] = {"conditions": [evicted], "replicatedJobsStatus": running}
+    jobset["spec"]["suspend"] = True
+    world.clock.now = 1767225600 + 11 * 3600
+    assert world.launcher.observe(attempt).state == State.WAITING
+    world.clock.now += 2 * 3600
+    assert world.launcher.observe(attempt).state == State.FAILED
 
 
 def test_waiting_for_preempted_pods_counts_from_preemption(world: World) -> None:

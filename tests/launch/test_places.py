@@ -37,7 +37,8 @@ def test_an_invalid_or_unsuitable_zone_is_refused(
 
 def test_an_unknown_zone_warns_with_the_tables_date() -> None:
     place = ("--on", "v4-16", "--zone", "us-west4-a", "submit.unlisted_zones=true")
-    said = ok("submit", BASE, *BUCKET, *place, "--dry-run")
+    account = "submit.service_account=hosts@p.iam.gserviceaccount.com"
+    said = ok("submit", BASE, *BUCKET, *place, account, "--dry-run")
     (warning,) = (line for line in said.splitlines() if line.startswith("warning: "))
     assert 'submit.zone: found "us-west4-a"' in warning
     assert TABLE_DATE in warning

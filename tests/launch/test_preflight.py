@@ -1,11 +1,14 @@
 """Checks find jobs that cannot run, before machines are requested."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from etils import epath
 
+from bert_jax.config import parse_config
 from bert_jax.errors import UserError
 from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
 from bert_jax.launch.job import Job, JobPlacement
@@ -18,10 +21,11 @@ from bert_jax.launch.preflight import (
     wrong,
 )
 from bert_jax.parallel.section import MeshSection
+from bert_jax.verbs.submit_checks import PreparedJob, checked_online
 from tests.launch import tpu_service
 from tests.launch.cloud_jobs import Clock, make_attempt
 from tests.launch.tpu_service import TpuService
-from tests.project import refuses
+from tests.project import ROOT, ok, project_config, refused, refuses
 from tests.storage.cloud import Cloud
 
 
@@ -47,6 +51,100 @@ def only_error(finding: PreflightFinding, key: str) -> UserError:
 
 
 PACE = Clock().pace
+
+
+BASE = ROOT / "configs" / "pretrain" / "base.yaml"
+ON = ("--project", "p", "--bucket", "gs://b-1", "--zone", "us-central1-a")
+GKE = ("--launcher", "gke", "submit.image=i")
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "found"),
+    [
+        (("--on", "v5e-4", *GKE, "--slices", "2"), "submit.slices_of_one_host", 2),
+        (("--on", "v5e-4", "submit.external_address=false"), "submit.cloud_nat", False),
+        (("--on", "v5e-4", "submit.queue=tpus"), "submit.queue", "tpus"),
+    ],
+)
+def test_settings_that_hosts_cannot_have_are_refused(
+    options: tuple[str, ...], key: str, found: object
+) -> None:
+    line = refused("submit", BASE, *ON, *options, "--dry-run")
+    place = key.removesuffix("_of_one_host")
+    assert (line.key, line.values["place"], line.values["found"]) == (key, place, found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--on", "v5e-8", *GKE, "--slices", "2", "submit.queue=tpus"),
+        ("--on", "v5e-4", "--slices", "2"),  # the Cloud TPU API has no such rule
+        ("--on", "v5e-4", "submit.external_address=false", "submit.cloud_nat=true"),
+        ("--on", "v5e-4", *GKE, "submit.external_address=false"),  # the node pool decides
+    ],
+)
+def test_an_account_that_may_lack_the_bucket_is_a_warning(options: tuple[str, ...]) -> None:
+    options = (*ON, *options, "--dry-run")
+    (line,) = _warnings(ok("submit", BASE, *options))
+    assert "submit.service_account" in line
+    assert "roles/storage.objectUser on gs://b-1" in line
+    assert _warnings(ok("submit", BASE, *options, "submit.service_account=a@b")) == []
+
+
+def _warnings(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith(("warning: ", "unknown: "))]
+
+
+@pytest.mark.parametrize(("on", "kind"), [("v6e-4", "Hyperdisk ML"), ("v5p-8", "Balanced")])
+def test_a_data_disk_names_the_type_that_hosts_take(on: str, kind: str) -> None:
+    options = ("--on", on, "submit.data_disk=corpus", "submit.service_account=a@b")
+    allowed = "submit.unlisted_zones=true" if on == "v6e-4" else "mesh={}"
+    said = _warnings(ok("submit", BASE, *ON, *options, allowed, "--dry-run"))
+    (line,) = (line for line in said if line.startswith("unknown: "))
+    assert "submit.data_disk" in line
+    assert kind in line
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "cache", "submit", "key"),
+    [
+        (97, None, {}, None),
+        (98, None, {}, "submit.boot_disk"),  # more than 100 GiB, with 10 GB of the system
+        (98, "/dev/shm", {}, None),
+        (98, None, {"launcher": "gke"}, None),  # the size of the node's disk is unknown
+        (98, None, {"launcher": "gke", "data_disk_gb": 96}, None),
+        (98, None, {"launcher": "gke", "data_disk_gb": 95}, "submit.data_disk_gb"),
+    ],
+)
+def test_datasets_must_fit_the_hosts_disk(
+    service: TpuService,
+    project: Path,
+    tmp_path: Path,
+    gigabytes: int,
+    cache: str | None,
+    submit: dict[str, Any],
+    key: str | None,
+) -> None:
+    """Two phases and the evaluation use one dataset, which a host copies once."""
+    dataset = tmp_path / "dataset"
+    shutil.copytree(project / "dataset32", dataset)
+    with (dataset / "sparse").open("wb") as file:
+        file.truncate(gigabytes * 10**9)
+    values = project_config(project)
+    for section in (*values["train"]["phases"], values["train"].setdefault("evaluation", {})):
+        section["dataset"] = str(dataset)
+    values["loader"] = {"cache": {"directory": cache}}
+    job = job_on(("v5e:4x4", "us-west4-a", 1), bucket="local", **submit)
+    prepared = PreparedJob(job, parse_config(values, source="test"), ())
+    if key is None:
+        checked_online(prepared, planned=False, say=print)
+        return
+    with refuses(key) as caught:
+        checked_online(prepared, planned=False, say=print)
+    found = caught.value.values
+    size = found["found"] if key == "submit.boot_disk" else found["datasets"]
+    assert size == pytest.approx(gigabytes, abs=0.1)
+    assert found["allowed"] == pytest.approx(97.37 if key == "submit.boot_disk" else 96, abs=0.01)
 
 
 def test_a_zone_without_the_accelerator_names_others(

@@ -104,6 +104,10 @@ def test_a_reservation_is_named_in_full(world: World) -> None:
     assert request.reservation_name == f"projects/{PROJECT}/locations/us-west4-a/reservations/ours"
     assert "guaranteed" in request
     assert request.tpu.node_spec[0].node.scheduling_config.reserved
+    (shown,) = world.launcher.render(world.attempt(provisioning="reservation", reservation="ours"))
+    words = shlex.split(shown.command)
+    assert f"--reservation={request.reservation_name}" in words
+    assert words[:4] == ["gcloud", "alpha", "compute", "tpus"]  # others lack --reservation
 
 
 def test_the_rendered_request_equals_the_sent_one(world: World) -> None:

@@ -178,13 +178,13 @@ class DatasetCache:
                 continue
 
 
-def check_files(directory: epath.PathLike) -> None:
+def check_files(directory: epath.PathLike) -> int:
     """Checks that every file of a dataset exists and has the recorded size, without reading it.
 
-    Raises UserError if a file is missing or its size differs. Raises RunStopped if the bucket does
-    not answer.
+    Returns the number of bytes of a local copy. Raises UserError if a file is missing or its size
+    differs. Raises RunStopped if the bucket does not answer.
     """
-    _files(epath.Path(directory))
+    return sum(file.bytes for file in _files(epath.Path(directory)))
 
 
 def _files(source: epath.Path) -> list[RemoteFile]:

@@ -1,0 +1,119 @@
+"""Checks of the settings of a cloud job's machines: network, account, slices, queue, disks.
+
+They need no network. The rules are from these pages, read 2026-11:
+
+- Multislice: https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice
+- accounts of pods: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/workload-identity
+- disks: https://docs.cloud.google.com/tpu/docs/attach-durable-block-storage
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from bert_jax.errors import UserError
+from bert_jax.launch.job import Job
+from bert_jax.launch.preflight import PreflightFinding, wrong
+from bert_jax.parallel.accelerators import GIB
+
+_ROLE: Final = "roles/storage.objectUser"
+_BOOT_DISK: Final = 100 * GIB  # disk of a Cloud TPU VM; the API cannot change its size
+_SYSTEM: Final = 10e9  # bytes of the system, our software and its caches
+_FILE_SYSTEM: Final = 1.05  # size of a disk per byte of files
+
+
+def check_machines(job: Job) -> Iterator[PreflightFinding]:
+    """Yields a finding for each setting that the job's launcher refuses or that may lack a role."""
+    submit = job.submit
+    if submit.queue is not None and submit.launcher != "gke":
+        error = UserError(
+            "submit.queue",
+            'found "{found}", allowed: only with submit.launcher: gke',
+            place="submit.queue",
+            found=submit.queue,
+        )
+        yield wrong(error)
+    if submit.on != ("local",):
+        yield from _check_gke(job) if submit.launcher == "gke" else _check_queued(job)
+
+
+def _check_queued(job: Job) -> Iterator[PreflightFinding]:
+    submit = job.submit
+    if not submit.external_address and not submit.cloud_nat:
+        error = UserError(
+            "submit.cloud_nat",
+            "found {found} with submit.external_address: false. Such hosts reach the package index "
+            "only through Cloud NAT. Create it (tpu_setup/README.md), then set true.",
+            place="submit.cloud_nat",
+            found=submit.cloud_nat,
+        )
+        yield wrong(error)
+    if submit.service_account is None:
+        yield _unset_account(job, "hosts use the project's default account")
+    if submit.data_disk is None:
+        return
+    for placement in job.placements:
+        if (topology := placement.topology) is not None:
+            accelerator = topology.accelerator
+            kind = "Hyperdisk ML" if accelerator.hyperdisk else "Balanced Persistent Disk"
+            line = f"submit.data_disk: the type of {submit.data_disk} was not checked. Hosts of "
+            line += f"{accelerator.name} take only {kind}."
+            yield PreflightFinding("unknown", line, placement)
+
+
+def _check_gke(job: Job) -> Iterator[PreflightFinding]:
+    if job.submit.service_account is None:
+        yield _unset_account(job, "pods use the host network and the account of their node pool")
+    for placement in job.placements:
+        topology, slices = placement.topology, placement.slices
+        if topology is None or slices == 1 or topology.hosts(gke=True) > 1:
+            continue
+        error = UserError(
+            "submit.slices_of_one_host",
+            "found {found} slices of {hosts} host ({on}). On GKE, several slices need at least 2 "
+            "hosts each. Use a larger slice, or submit.slices: 1.",
+            place="submit.slices",
+            found=slices,
+            hosts=1,
+            on=placement.on,
+        )
+        yield wrong(error, placement)
+
+
+def _unset_account(job: Job, instead: str) -> PreflightFinding:
+    """Returns the warning that the hosts' account may lack access to the bucket."""
+    line = f"submit.service_account is unset: {instead}, which needs {_ROLE} on {job.submit.bucket}"
+    return PreflightFinding("warning", line)
+
+
+def check_disk(job: Job, datasets: int) -> Iterator[PreflightFinding]:
+    """Yields a finding if the hosts' disk is too small for the job's datasets.
+
+    `datasets`: number of bytes of all datasets, which every host copies to its disk. Without
+    `submit.data_disk_gb`, the size of a GKE node's disk is unknown.
+    """
+    submit = job.submit
+    if submit.on == ("local",):
+        return
+    if submit.launcher == "queued-resources" and datasets + _SYSTEM > _BOOT_DISK:
+        error = UserError(
+            "submit.boot_disk",
+            "found {found:.4g} GB of datasets, allowed: {allowed:.4g} GB, the free space of a "
+            "host's boot disk. Use smaller datasets, another loader.cache.directory, or "
+            "submit.launcher: gke with submit.data_disk_gb.",
+            place="train",
+            found=datasets / 1e9,
+            allowed=(_BOOT_DISK - _SYSTEM) / 1e9,
+        )
+        yield wrong(error)
+    size, needed = submit.data_disk_gb, math.ceil(datasets * _FILE_SYSTEM / GIB)
+    if submit.launcher == "gke" and size is not None and size < needed:
+        error = UserError(
+            "submit.data_disk_gb",
+            "found {found}, but the datasets have {datasets:.4g} GB. Use at least {allowed}.",
+            place="submit.data_disk_gb",
+            found=size,
+            datasets=datasets / 1e9,
+            allowed=needed,
+        )
+        yield wrong(error)
