@@ -33,7 +33,7 @@ from bert_jax.train.checkpoint_manifest import (
     SelectionScore,
     write_manifest,
 )
-from bert_jax.train.checkpoint_retention import TEMPORARY
+from bert_jax.train.checkpoint_retention import TEMPORARY, delete_checkpoint
 from bert_jax.train.state import named
 
 # Devices that hold replicas of an array each save a slice. Each slice shape needs a compiled
@@ -96,11 +96,14 @@ class OrbaxFiles:
         Raises:
             SaveFailed: the save could not begin.
         """
-        written = directory
-        if not is_remote(directory):
+        if is_remote(directory):
+            written = directory
+            prepare = functools.partial(_make_way, directory)
+        else:
             written = directory.with_name(f"{directory.name}{TEMPORARY}")
-            if (reason := failure_of(functools.partial(_check_room, written, items))) is not None:
-                raise SaveFailed(reason)
+            prepare = functools.partial(_check_room, written, items)
+        if (reason := failure_of(prepare)) is not None:
+            raise SaveFailed(reason)
         self._write_manifest = functools.partial(write_manifest, written, step=step, score=score)
         self._agreement.begin()
         args = {
@@ -108,7 +111,7 @@ class OrbaxFiles:
             for name, item in items.items()
         }
         with self._failing():
-            # `force` replaces a damaged or unfinished checkpoint.
+            # `force` replaces a damaged or unfinished checkpoint on a disk.
             self._saver.save(directory, args=ocp.args.Composite(**args), force=True)
 
     def finish(self) -> None:
@@ -120,7 +123,7 @@ class OrbaxFiles:
     def _failing(self) -> Any:
         try:
             yield
-        except _SAVE_ERRORS as error:
+        except (*_SAVE_ERRORS, *_google_errors()) as error:
             raise SaveFailed(self._agreement.fail(why_not_written(error))) from error
 
     def read_arrays(
@@ -213,6 +216,25 @@ def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
         (np.ndarray, ocp.type_handlers.NumpyHandler()),
     )
     return ocp.PyTreeCheckpointHandler(type_handler_registry=arrays, **limit)
+
+
+def _google_errors() -> tuple[type[Exception], ...]:
+    """Returns the base class of errors of Google's client, which Orbax uses beside ours."""
+    try:
+        from google.api_core.exceptions import GoogleAPIError  # slow to import; an extra
+    except ImportError:
+        return ()
+    return (GoogleAPIError,)
+
+
+def _make_way(directory: epath.Path) -> None:
+    """Deletes a damaged or unfinished checkpoint in a bucket.
+
+    If Orbax deleted it, it would also request the bucket's metadata, which roles/storage.objectUser
+    does not allow.
+    """
+    if jax.process_index() == 0:
+        delete_checkpoint(directory)
 
 
 def _check_room(directory: epath.Path, items: Mapping[str, Any]) -> None:

@@ -148,12 +148,8 @@ class CheckpointDirectory:
                     _remove(path)
 
     def _delete(self, directory: epath.Path) -> None:
-        """Deletes the markers, then the files, so that a partial deletion is not seen as damage."""
         try:
-            if directory.is_dir():
-                for mark in (COMMITTED, MANIFEST):
-                    (directory / mark).unlink(missing_ok=True)
-            _remove(directory)
+            delete_checkpoint(directory)
         except (OSError, UserError, RunStopped) as error:  # not worth stopping the run
             self._say(f"{directory}: could not be deleted ({first_line(error)})")
 
@@ -190,6 +186,14 @@ class CheckpointDirectory:
             instead = "no earlier one" if chosen is None else f"using {chosen} instead"
             self._say(f"{self.path}: NOT WHOLE: {', '.join(damaged)}; {instead}")
         return chosen
+
+
+def delete_checkpoint(directory: epath.Path) -> None:
+    """Deletes the markers, then the files, so that a partial deletion is not seen as damage."""
+    if directory.is_dir():
+        for mark in (COMMITTED, MANIFEST):
+            (directory / mark).unlink(missing_ok=True)
+    _remove(directory)
 
 
 def _scan(path: epath.Path) -> dict[int, StepEntry]:

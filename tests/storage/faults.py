@@ -6,6 +6,7 @@ import asyncio
 import collections
 import dataclasses
 import random
+import re
 import threading
 from typing import Final
 
@@ -16,6 +17,13 @@ from aiohttp import web
 _OWN: Final = {"host", "connection", "transfer-encoding", "content-length", "keep-alive"}
 
 SLOW_SECONDS: Final = 0.2
+
+# Permission of each request for a bucket itself; roles/storage.objectUser has none of them.
+_PERMISSIONS: Final = {
+    ("GET", True): "storage.buckets.get",
+    ("GET", False): "storage.buckets.list",
+    ("POST", False): "storage.buckets.create",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +52,8 @@ class Proxy:
         requests: number of requests, by method and path.
         down: whether every request is refused.
         forbidden: whether every request is answered with 403, which clients do not retry.
+        missing: permissions that clients lack, such as ``storage.buckets.get``.
+        unwritable: end of the names of objects whose uploads are refused.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -62,6 +72,8 @@ class Proxy:
     def inject(self, faults: Faults) -> None:
         """Injects these failures from now on, and resets the counts."""
         self.down = self.forbidden = False
+        self.missing: frozenset[str] = frozenset()
+        self.unwritable = ""
         self._faults = faults
         self._random = random.Random(faults.seed)
         self.failed: collections.Counter[str] = collections.Counter()
@@ -100,7 +112,11 @@ class Proxy:
         self.requests[f"{request.method} {request.path}"] += 1
         if self.forbidden:
             return web.json_response({"error": {"code": 403, "message": "over quota"}}, status=403)
-        fault = self._choose(request)
+        if (permission := _permission(request)) in self.missing:
+            self.failed[permission] += 1
+            error = f"hosts@test.iam.gserviceaccount.com does not have {permission} access"
+            return web.json_response({"error": {"code": 403, "message": error}}, status=403)
+        fault = self._choose(request, body)
         if fault:
             self.failed[fault] += 1
         if fault == "refused":
@@ -116,9 +132,11 @@ class Proxy:
             await _half(request, answer)
         return answer
 
-    def _choose(self, request: web.Request) -> str:
+    def _choose(self, request: web.Request, body: bytes) -> str:
         limit = self._faults.answered
         if self.down or (limit is not None and self.requests.total() > limit):
+            return "refused"
+        if self.unwritable and f'{self.unwritable}"'.encode() in body[:1000]:  # an upload
             return "refused"
         drawn = self._random.random()
         for kind in ("refused", "reset", "cut", "slow"):
@@ -140,6 +158,12 @@ class Proxy:
         ) as answer:
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in _OWN}
             return web.Response(body=await answer.read(), status=answer.status, headers=kept)
+
+
+def _permission(request: web.Request) -> str:
+    """Returns the permission that a request for a bucket needs, or "" for other requests."""
+    bucket = re.fullmatch(r"/storage/v1/b(/[^/]+)?", request.path)
+    return _PERMISSIONS.get((request.method, bool(bucket[1])), "") if bucket else ""
 
 
 async def _half(request: web.Request, answer: web.Response) -> None:
