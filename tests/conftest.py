@@ -3,6 +3,7 @@
 import gc
 import os
 import tempfile
+from importlib import metadata
 
 import pytest
 
@@ -15,14 +16,12 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # otherwise libtpu queries the metadata server
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # These options reduce compile time, because programs run for milliseconds only. Partitioning is
-# unchanged. Without MLIR's fusion emitters, a step compiles in a quarter of the CPU time.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        "--xla_backend_optimization_level=0",
-        "--xla_cpu_use_fusion_emitters=false",
-        "--xla_cpu_parallel_codegen_split_count=1",
-    ]
-)
+# unchanged. Without MLIR's fusion emitters, which jax 0.12 always uses, a step compiles in a quarter
+# of the CPU time.
+_FLAGS = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+if metadata.version("jaxlib").startswith("0.10."):
+    _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join(_FLAGS)
 # `make` sets this variable too. Without it, a training verb would restart its process.
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # Tests and their child processes share one compilation cache. Workers of pytest-xdist inherit the
@@ -48,6 +47,7 @@ from jaxtyping import install_import_hook
 install_import_hook("bert_jax.model", "beartype.beartype")
 
 # Import these after the hook, because they import the models.
+from tests.compiler_pair import compiler_pair  # noqa: F401  (a fixture of every compile check)
 from tests.executables import keep_executables
 from tests.project import project  # noqa: F401  (a fixture for every test)
 

@@ -1,11 +1,11 @@
 """The kernels compile for every TPU generation on which `auto` selects them."""
 
-import importlib.util
 import json
 from typing import Any
 
 import pytest
 
+from tests.compiler_pair import compiles_for_tpus
 from tests.tpu_compiler import compile_for_tpus
 
 TOPOLOGIES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2")
@@ -20,9 +20,7 @@ KERNELS = {
 }
 Program = tuple[str, dict[str, Any]]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu needs Linux x86-64"
-)
+pytestmark = compiles_for_tpus
 
 
 def attention(length: int) -> list[Program]:

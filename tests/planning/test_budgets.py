@@ -1,7 +1,6 @@
 """Compiled steps have only the allowed collectives, and each kind's bytes are within bounds."""
 
 import collections
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -13,15 +12,10 @@ from bert_jax.planning import planning
 from bert_jax.planning.compilation.collectives import DCN, ICI
 from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.verbs.plan import plan
+from tests.compiler_pair import compiles_for_tpus
 from tests.planning.plans import LAYERS, LENGTH, PREDICTIONS, run
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None,
-        reason="libtpu needs Linux x86-64",
-    ),
-]
+pytestmark = [pytest.mark.slow, compiles_for_tpus]
 
 WIDTH, ROWS, VOCABULARY = 128, 32, 1024
 BF16, F32 = 2, 4

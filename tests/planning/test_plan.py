@@ -1,7 +1,6 @@
 """`bert-jax plan` end to end: the real steps of a tiny run, compiled for real topologies."""
 
 import importlib.metadata
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import yaml
 from click.testing import Result
 
 from bert_jax.planning import planning
+from tests.compiler_pair import compiles_for_tpus
 from tests.planning.plans import (
     CONFIG,
     HIDDEN,
@@ -26,13 +26,7 @@ from tests.planning.plans import (
 from tests.project import invoke, refused
 from tests.report.strict_html import Document
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None,
-        reason="libtpu needs Linux x86-64",
-    ),
-]
+pytestmark = [pytest.mark.slow, compiles_for_tpus]
 
 
 @pytest.fixture(scope="module")

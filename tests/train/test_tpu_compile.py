@@ -3,7 +3,6 @@
 Needs libtpu, which contains the TPU compiler and exists only for Linux x86-64.
 """
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,9 @@ from rich.console import Console
 from bert_jax.config import parse_config
 from bert_jax.planning import planning
 from bert_jax.verbs.plan import plan
+from tests.compiler_pair import compiles_for_tpus
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None,
-        reason="libtpu needs Linux x86-64",
-    ),
-]
+pytestmark = [pytest.mark.slow, compiles_for_tpus]
 
 GIB = 2**30
 # Memory of one JAX device. A v3 chip is two devices (cloud.google.com/tpu/docs/v3, /v5e).

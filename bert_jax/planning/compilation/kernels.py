@@ -190,7 +190,7 @@ class _Values:
         if not limit or not step or not step[0].isdecimal():
             return None
         start = self._find(step[1], "sphi")
-        first = start and self._find(start[0], "smov.u32")
+        first = start and self._find(start[0], "smov")
         if not first or not first[-1].isdecimal():
             return None
         return max(-(-(limit[1] - int(first[-1])) // int(step[0])), 0)
@@ -219,7 +219,7 @@ class _Values:
         for _ in range(_DEEPEST):
             op, text = self._defined.get(name, ("", ""))
             operands = [name or number for name, number in _OPERAND.findall(text)]
-            if op == operation:
+            if op.removesuffix(".u32") == operation:  # libtpu 0.0.51: smov.u32, others: smov
                 return operands
             if op == "sld" and (spill := _SPILL.search(text)):
                 name = self._spilled.get(spill[1], "")
