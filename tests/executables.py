@@ -36,11 +36,11 @@ def keep_executables() -> None:
         module_name: str,
         backend: Any,
         executable: Any,
-        host_callbacks: Sequence[Any],
+        *callbacks: Sequence[Any],  # jax 0.10: callbacks on the host
     ) -> None:
-        if seconds > WORTH_KEEPING and not host_callbacks:
+        if seconds > WORTH_KEEPING and not any(callbacks):
             remember(cache_key, (executable, seconds))
-        write(cache_key, seconds, module_name, backend, executable, host_callbacks)
+        write(cache_key, seconds, module_name, backend, executable, *callbacks)
 
     compiler._cache_read, compiler._cache_write = take, keep
 

@@ -44,32 +44,32 @@ exec "$@"
 """
 
 
-def wheel() -> bytes:
-    """Returns a wheel named bert_jax with a fake agent and no dependencies."""
+def _wheel(name: str, version: str, files: dict[str, str]) -> bytes:
+    """Returns a wheel without dependencies."""
     content, records = io.BytesIO(), []
-    info = "bert_jax-0.2.0.dist-info"
-    files = {
-        "bert_jax/__init__.py": "",
-        "bert_jax/launch/__init__.py": "",
-        "bert_jax/launch/host.py": _AGENT,
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: bert-jax\nVersion: 0.2.0\n"
-        "Provides-Extra: tpu\nProvides-Extra: gcp\n",
+    info = f"{name}-{version}.dist-info"
+    files = files | {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     with zipfile.ZipFile(content, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
+        for path, text in files.items():
+            archive.writestr(path, text)
             digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
-            records.append(f"{name},sha256={digest.decode()},{len(text)}")
+            records.append(f"{path},sha256={digest.decode()},{len(text)}")
         archive.writestr(f"{info}/RECORD", "\n".join([*records, f"{info}/RECORD,,"]))
     return content.getvalue()
 
 
 def stage_software(job: epath.Path) -> None:
-    """Writes the software that hosts install, as `bert_jax.launch.bundle` does."""
+    """Writes software as `bert_jax.launch.bundle` does: an empty lock, a fake agent, recorded uv."""
+    agent = {"bert_jax/__init__.py": "", "bert_jax/launch/__init__.py": ""}
+    agent |= {"bert_jax/launch/host.py": _AGENT}
+    uv = _NOTE.format(command=Path(sys.executable).with_name("uv"))
     software = {
-        "bert_jax-0.2.0-py3-none-any.whl": wheel(),
-        "constraints.txt": b"",
+        "bert_jax-0.2.0-py3-none-any.whl": _wheel("bert_jax", "0.2.0", agent),
+        "uv-1.0-py3-none-any.whl": _wheel("uv", "1.0", {"uv-1.0.data/scripts/uv": uv}),
+        "requirements.txt": b"",
         "python-version": f"{sys.version_info[0]}.{sys.version_info[1]}\n".encode(),
         "startup.sh": STARTUP.read_bytes(),
     }
@@ -105,21 +105,20 @@ class Vm:
         self.home, self._bin = directory / "home", directory / "bin"
         self._notes = directory / "notes"
         self._bin.mkdir(parents=True)
-        environment = Path(sys.executable).parent
-        for name, command in (("curl", "/usr/bin/curl"), ("uv", f"{environment}/uv")):
-            self._command(name, _NOTE.format(command=command))
+        self._command("curl", _NOTE.format(command="/usr/bin/curl"))
         self._command("systemd-run", _SYSTEMD_RUN)
         self._command("systemctl", "#!/bin/sh\nexit 3\n")
         self._command("mount", _NOTE.format(command="true"))
         self._command("mountpoint", "#!/bin/sh\nexit 1\n")
         self.disk = directory / "dev" / "disk" / "by-id" / "google-persistent-disk-1"
+        self.huge_pages = directory / "sys" / "kernel" / "mm" / "transparent_hugepage" / "enabled"
 
     def boot(
-        self, attributes: dict[str, str], storage: str = ""
+        self, attributes: dict[str, str], storage: str = "", **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Runs the startup script with only the environment of a Cloud TPU VM."""
+        """Runs the startup script with the environment of a Cloud TPU VM, and `variables`."""
         with metadata_server(attributes) as address:
-            variables = {
+            given = {
                 # Put the tests' Python first, because a pyenv shim may fail here.
                 "PATH": f"{self._bin}:{sys.base_prefix}/bin:{os.environ['PATH']}",
                 "HOME": str(self.home),
@@ -132,10 +131,10 @@ class Vm:
                 "UV_PYTHON_DOWNLOADS": "never",
             }
             if storage:
-                variables["STORAGE_EMULATOR_HOST"] = storage
+                given["STORAGE_EMULATOR_HOST"] = storage
             return subprocess.run(
                 ["bash", str(STARTUP)],
-                env=variables,
+                env=given | variables,
                 cwd=self._bin,
                 capture_output=True,
                 text=True,

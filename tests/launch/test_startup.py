@@ -35,13 +35,11 @@ def test_shellcheck_finds_no_problem() -> None:
     assert done.returncode == 0
 
 
-def test_it_uses_the_tests_version_of_uv() -> None:
-    (version,) = re.findall(r"^readonly UV=(.*)$", STARTUP.read_text(), re.MULTILINE)
-    makefile = re.findall(r"^UV := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert [version] == makefile
-    assert f"\nARG UV={version}\n" in (ROOT / "tpu_setup" / "Dockerfile").read_text()
-    for path in (ROOT / "constraints").glob("py*.txt"):
-        assert f"\nuv=={version}\n" in path.read_text()
+def test_hosts_install_with_the_tests_version_of_uv() -> None:
+    (version,) = re.findall(r"^UV := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for path in (ROOT / "constraints").glob("*.txt"):
+        assert set(re.findall(r"^uv==(\S+)", path.read_text(), re.MULTILINE)) <= {version}
+    assert f"uv=={version} " in (ROOT / "constraints" / "host-uv.txt").read_text()
 
 
 def test_a_vm_installs_the_wheel_once_and_starts_the_agent(cloud: Cloud, tmp_path: Path) -> None:
@@ -55,7 +53,7 @@ def test_a_vm_installs_the_wheel_once_and_starts_the_agent(cloud: Cloud, tmp_pat
     status = json.loads((job / "attempts" / "2" / f"worker-{WORKER}.json").read_text())
     assert status["state"] == "installing"
 
-    assert "/uv pip install" in vm.notes
+    assert "--require-hashes --requirement requirements.txt" in vm.notes
     assert "--property=KillMode=mixed" in vm.notes
     assert TOKEN not in vm.notes  # every user can see a process's arguments
     assert TOKEN not in first.stdout + first.stderr
@@ -87,11 +85,13 @@ def test_it_installs_from_a_local_directory(tmp_path: Path) -> None:
     job = epath.Path(tmp_path / "jobs" / "tiny")
     stage_software(job)
     vm = Vm(tmp_path / "vm")
-    vm.disk.parent.mkdir(parents=True)
-    vm.disk.touch()
+    for path in (vm.disk, vm.huge_pages):
+        path.parent.mkdir(parents=True)
+        path.write_text("madvise")
     done = vm.boot(ATTRIBUTES | {"bert-jax-job": str(job)})
     assert f"/mount -o ro,noload {vm.disk} {tmp_path}/vm/mnt/disks/data\n" in vm.notes
     assert done.stdout.splitlines()[-1].startswith(f"{job}|2|{WORKER}|"), done.stderr
+    assert vm.huge_pages.read_text() == "always\n"
 
 
 @pytest.mark.parametrize(
