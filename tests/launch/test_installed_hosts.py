@@ -1,0 +1,172 @@
+"""What hosts really install: the staged lock, from a package index, into an empty environment."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bert_jax.files.host_lock import Lock, host_lock
+from bert_jax.launch.job import HostStatus, JobFiles
+from bert_jax.launch.retry_policy import read_state
+from tests.launch.cloud_vm import Vm
+from tests.launch.interrupted import STEPS, saved_often, wait_until
+from tests.launch.jobs import write_job
+from tests.launch.scripted import Provider
+from tests.project import ok, refused, write_config
+
+EXTRAS = "gcp,hub,mlperf"
+# uv finds a Python of pyenv in PATH only; without one, uv downloads it.
+_PYENV = ":".join(map(str, Path.home().glob(".pyenv/versions/*/bin")))
+ONLINE = {"UV_SYSTEM_CERTS": "1", "PATH": f"{os.environ['PATH']}:{_PYENV}"}
+
+
+def _staged(config: Path, bucket: Path, lock: Lock) -> Path:
+    """Submits a job to a scripted launcher; returns the folder of its staged software."""
+    ok("submit", config, "--bucket", bucket, "--name", "staged", f"submit.lock={lock}")
+    return bucket / "jobs" / "staged" / "software"
+
+
+@pytest.mark.parametrize("lock", ["tpu", "gpu"])
+def test_the_staged_files_resolve(
+    provider: Provider, config: Path, tmp_path: Path, lock: Lock
+) -> None:
+    software = _staged(config, tmp_path / "b", lock)
+    (uv,) = software.glob("uv-*.whl")
+    with zipfile.ZipFile(uv) as archive:
+        (program,) = (name for name in archive.namelist() if name.endswith("/scripts/uv"))
+        program = archive.extract(program, tmp_path)
+    Path(program).chmod(0o755)
+
+    def resolve(*requirements: object) -> str:
+        done = subprocess.run(
+            [
+                *(program, "pip", "install", "--dry-run", "--no-build", "--target", tmp_path / "t"),
+                *("--python-version", (software / "python-version").read_text().strip()),
+                *("--python-platform", "x86_64-manylinux_2_31", *requirements),
+            ],
+            env=os.environ | ONLINE,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    count = len(host_lock(lock).versions)
+    said = resolve("--require-hashes", "--requirement", software / "requirements.txt")
+    assert f"Resolved {count} packages" in said
+    # The wheel needs nothing outside the lock.
+    (wheel,) = software.glob("bert_jax-*.whl")
+    said = resolve(
+        f"bert-jax[{lock},{EXTRAS}] @ {wheel.as_uri()}",
+        *("--constraint", software / "requirements.txt"),
+    )
+    assert f"Resolved {count + 1} packages" in said
+
+
+def test_versions_are_printed_and_a_lock_elsewhere_is_refused(
+    provider: Provider, config: Path, tmp_path: Path
+) -> None:
+    lock = host_lock("tpu").versions
+    options = ("--bucket", tmp_path / "b", "submit.lock=tpu", "--dry-run")
+    line = next(line for line in ok("submit", config, *options).splitlines() if "libtpu" in line)
+    assert f"jax {lock['jax']}, libtpu {lock['libtpu']}" in line
+    cloud = ("--on", "v5e:2x2", "--zone", "us-west4-a", "--project", "p", "--bucket", "gs://b-1")
+    refusal = refused("submit", config, *cloud, "submit.lock=gpu", "--dry-run")
+    assert (refusal.key, refusal.values["found"]) == ("submit.lock_local", "gpu")
+
+
+def test_a_missing_installer_is_one_line(
+    provider: Provider, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    refusal = refused("submit", config, "--bucket", tmp_path / "b", "submit.lock=tpu")
+    assert (refusal.key, refusal.values["place"][:4]) == ("install.uv", "uv==")
+    assert not (tmp_path / "b" / "jobs" / "bert-small-1" / "job.json").exists()
+
+
+def _facts(home: Path) -> dict[str, str]:
+    """Returns versions in the only environment that hosts have installed."""
+    (python,) = (home / "environments").glob("*/bin/python")
+    program = (
+        "import json, bert_jax, jax, libtpu; from importlib.metadata import version as v;"
+        "print(json.dumps({n: v(n) for n in ('jax', 'jaxlib', 'libtpu', 'flax', 'numpy')}"
+        " | {'file': bert_jax.__file__}))"
+    )
+    done = subprocess.run([python, "-c", program], capture_output=True, check=True, cwd=home)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.chaos
+def test_hosts_install_the_lock_and_train(
+    project: Path, tmp_path: Path, provider: Provider, config: Path
+) -> None:
+    """A VM with fake metadata, then `submit --on local` with a kill: one environment for both."""
+    home = tmp_path / "home"
+    values: dict[str, Any] = saved_often(project) | {"run_dir": str(tmp_path / "vm-run")}
+    files = write_job(tmp_path / "vm-jobs", values)
+    shutil.copytree(
+        _staged(config, tmp_path / "b", "tpu"), Path(files.directory) / "software"
+    )
+    vm = Vm(tmp_path / "vm")
+    attributes = {
+        **{"bert-jax-job": str(files.directory), "bert-jax-attempt": "1"},
+        **{"agent-worker-number": "0", "worker-network-endpoints": "a", "tpu-env": ""},
+    }
+    done = vm.boot(
+        attributes,
+        **{"BERT_JAX_HOME": str(home), "TPU_SKIP_MDS_QUERY": "1", "UV_SYSTEM_CERTS": "1"},
+        **{"PATH": f"{tmp_path}/vm/bin:{ONLINE['PATH']}"},
+        **{"UV_OFFLINE": "0", "UV_PYTHON_DOWNLOADS": "automatic"},
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    status = HostStatus.model_validate_json(files.host(1, 0).read_text())
+    assert (status.state, status.step) == ("done", STEPS)
+    facts = _facts(home)
+    assert facts.pop("file").startswith(str(home))
+    lock = host_lock("tpu").versions
+    assert facts == {name: lock[name] for name in facts}
+
+    values |= {"run_dir": str(tmp_path / "run"), "submit": {"poll_seconds": 0.5}}
+    environment = os.environ | ONLINE | {
+        **{"BERT_JAX_HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")},
+        **{"TPU_SKIP_MDS_QUERY": "1", "BERT_JAX_PAUSE_SECONDS": "0.5"},
+    }
+    for name in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):  # of the tests' own JAX
+        environment.pop(name)
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "bert_jax.cli", "submit", "run.yaml", "--on", "local"),
+            *("--bucket", "jobs", "--watch", "--yes", "submit.lock=tpu"),
+        ],
+        cwd=write_config(tmp_path / "run.yaml", values).parent,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as submitted:
+        saved = tmp_path / "run" / "checkpoints"
+        wait_until(
+            lambda: submitted.poll() is not None or (saved / "4").exists(),
+            lambda: f"no checkpoint in {saved}",
+        )
+        assert submitted.poll() is None, submitted.communicate()
+        for run in psutil.process_iter(["cmdline"]):
+            words = run.info["cmdline"] or []
+            if "pretrain" in words and words[0].startswith(str(home)):
+                run.send_signal(signal.SIGKILL)
+        said, _ = submitted.communicate(timeout=600)
+    assert submitted.returncode == 0, said
+    job = JobFiles(tmp_path / "jobs" / "jobs" / "run")
+    assert read_state(job).outcome == "done", said
+    ended = HostStatus.model_validate_json(job.host(1, 0).read_text())
+    assert (ended.step, [each.exit_code for each in ended.endings]) == (STEPS, [137, 0])
