@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from bert_jax.parallel.accelerators import GIB
 from bert_jax.parallel.topology import TpuTopology
+from bert_jax.planning.compilation.cycles import MATRIX_UNITS
 from bert_jax.planning.compilation.program import PRODUCTS
 from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.prices import Prices
@@ -143,7 +144,7 @@ class Plan:
         accelerator = self.topology.accelerator
         clock = accelerator.clock_hz
         products = step.cycles.by_kind.get(PRODUCTS, 0) + sum(
-            one.cycles * one.calls for one in step.cycles.kernels if one.busiest.startswith("MAT")
+            one.cycles * one.calls for one in step.cycles.kernels if one.busiest in MATRIX_UNITS
         )
         parts = {
             "matrix units": products / clock,

@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology
-from bert_jax.planning.compilation.cycles import count_cycles
+from bert_jax.planning.compilation.cycles import MATRIX_UNITS, count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.kernels import read_schedule, read_schedules
 from bert_jax.planning.compilation.program import KERNEL, Program
@@ -146,7 +146,11 @@ def test_compiled_nested_loops_have_their_trip_counts(folder: Path) -> None:
 @compiles_for_tpus
 def test_a_compiled_kernel_has_its_loops_copies_and_calls(folder: Path) -> None:
     program = Program.of(parse_hlo((folder / "kernel.txt").read_text()))
-    counted = count_cycles(program, read_schedules(folder, program), V5E)
+    schedules = read_schedules(folder, program)
+    (schedule,) = schedules.values()
+    assert {"VALU", "SALU"} < schedule.slots.keys()
+    assert not schedule.slots.keys().isdisjoint(MATRIX_UNITS)
+    counted = count_cycles(program, schedules, V5E)
     (one,) = counted.kernels
     assert (one.name, one.calls) == ("nested", TURNS)
     assert counted.uncounted == {}

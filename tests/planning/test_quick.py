@@ -1,5 +1,6 @@
 """The quick form: estimates for a program without generated code."""
 
+import dataclasses
 import functools
 import importlib.metadata
 import json
@@ -22,7 +23,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.planning.compilation import kernels as compiled_kernels
 from bert_jax.planning.compilation.compiler_files import read_scheduled
-from bert_jax.planning.compilation.cycles import count_cycles
+from bert_jax.planning.compilation.cycles import KernelCycles, count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.kernels import Kernel, KernelSchedule, kernels_of
 from bert_jax.planning.compilation.op_cycles import estimates, features_of, fitted
@@ -271,6 +272,25 @@ def test_a_plan_names_its_compiler_and_the_hosts(
         assert line.startswith(f"Compiled with {named[0]}")
         assert ("the versions that hosts install" in line) is (own == HOSTS)
         assert (f"hosts install {named[1]}" in line) is (own != HOSTS)
+
+
+def test_kernels_of_matrix_products_are_time_of_the_matrix_units(deep_run: Path) -> None:
+    kernel = KernelCycles(
+        name="attention_forward",
+        calls=2,
+        bundles=100_000,
+        cycles=150_000,
+        busiest="MXU",
+        busiest_bundles=90_000,
+        copied_bytes=7,
+    )
+    step = compiled()
+    assert step.cycles is not None
+    step = dataclasses.replace(step, cycles=dataclasses.replace(step.cycles, kernels=(kernel,)))
+    keep(EXACT.model_copy(update={"quick": True}), step)
+    (found,) = json.loads(run_plan(deep_run, "--json").stdout)
+    parts = found["phases"][0]["train"]["estimated"]["parts"]
+    assert parts["matrix units"] == pytest.approx((2_000_000 + 2 * 150_000) / 1.5e9)
 
 
 # Error of libtpu for a kernel. The second line has the reason, and the last line an address.

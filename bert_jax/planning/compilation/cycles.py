@@ -9,11 +9,15 @@ of these cycles. The cycles of Pallas kernels come from their schedules, see `ke
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
 from bert_jax.parallel.accelerators import Accelerator
 from bert_jax.planning.compilation.kernels import KernelSchedule
 from bert_jax.planning.compilation.op_cycles import flops_per_cycle
 from bert_jax.planning.compilation.program import COLLECTIVES, KERNEL, Operation, Program
+
+# Names of the matrix units in schedules. libtpu 0.0.51 lists products and weights apart.
+MATRIX_UNITS: Final = ("MXU", "MATMUL", "MATPUSH")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,7 @@ class KernelCycles:
     calls: int  # number of calls in one run of the program
     bundles: int  # bundles of one call: cycles without waits for memory
     cycles: int  # cycles of one call
-    busiest: str  # the core's busiest unit: `MATMUL`, `VALU`, …
+    busiest: str  # the core's busiest unit: `MXU`, `VALU`, …
     busiest_bundles: int  # bundles that this unit alone needs, a lower bound for any schedule
     copied_bytes: int  # bytes that one call copies between HBM and the chip
 
