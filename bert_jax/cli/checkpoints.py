@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from bert_jax.cli import base
+from bert_jax.errors import UserError
 
 
 @base.cli.command("import")
@@ -107,15 +108,36 @@ def replay(dump: str, dtype: Any, platform: str) -> None:
     metavar="DIR",
     help="Folder of reference curves for a run directory. [default: the package's]",
 )
+@click.option(
+    "--first-hour",
+    "report_file",
+    type=base.PATH,
+    metavar="FILE",
+    help="With CONFIG: describe this machine, train up to 100 steps, and write a report.",
+)
 @base.verb
-def doctor(config: str | None, overrides: tuple[str, ...], curves: str | None) -> None:
+def doctor(
+    config: str | None, overrides: tuple[str, ...], curves: str | None, report_file: str | None
+) -> None:
     """Check installed software, devices, and the inputs of a run before it starts.
 
     With a run directory: verify every file in it, and compare its loss with the stored curve of the
-    same recipe, if there is one. Exit codes: 0 no problem, 1 a file is damaged or a run would fail.
+    same recipe, if there is one. Exit codes: 0 no problem, 1 a file is damaged, a run would fail,
+    or an answer of --first-hour differs from what we expect.
     """
     from rich.console import Console
 
+    if report_file is not None:
+        if config is None:
+            raise UserError(
+                "first_hour.config",
+                "missing. Give a configuration of pretraining, such as run.yaml.",
+                place="CONFIG",
+            )
+        loaded = base.read_config(config, overrides)
+        from bert_jax.verbs.first_hour import first_hour
+
+        sys.exit(0 if first_hour(loaded, report_file, console=Console()) else 1)
     of_run = bool(config) and not overrides and _is_directory(config)
     loaded = base.read_config(config, overrides) if config and not of_run else None
     from bert_jax.diagnostics.findings import show
