@@ -7,11 +7,8 @@ from typing import Final
 
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
 from bert_jax.files.read import is_whole
-from bert_jax.parallel.section import LAST_PORT, DistributedSection
+from bert_jax.parallel.section import CLOUD_TPU_PORT, LAST_PORT, DistributedSection
 
-# The default firewall rule of Cloud TPU's v6e networks opens this port. It closes 8482, which is
-# JAX's default port since 0.8.1 (jax#35905).
-_V6E_PORT: Final = 8476
 _CONNECT_SECONDS: Final = 3.0
 
 
@@ -52,9 +49,9 @@ def check_coordinator(section: DistributedSection) -> Iterator[Finding]:
     On process 0, the port must be free. On the other hosts, it must answer.
     """
     if not section.enabled:
-        yield ok("coordinator", f"one process, port {section.coordinator_port} is not used")
+        yield ok("coordinator", f"one process, port {section.port} is not used")
         return
-    host, port = section.coordinator_address, section.coordinator_port
+    host, port = section.coordinator_address, section.port
     before, colon, after = (host or "").rpartition(":")
     if colon and is_whole(after) and int(after) <= LAST_PORT:
         host, port = before, int(after)
@@ -63,11 +60,11 @@ def check_coordinator(section: DistributedSection) -> Iterator[Finding]:
     elif host is not None:
         yield _check_answers(host, port)
     accelerator = os.environ.get("TPU_ACCELERATOR_TYPE", "")
-    if accelerator.startswith("v6e") and port != _V6E_PORT:
+    if accelerator.startswith("v6e") and port != CLOUD_TPU_PORT:
         yield warn(
             "coordinator",
-            f"the default firewall of {accelerator} closes port {port} and opens {_V6E_PORT} "
-            f"(jax#35905). Set mesh.distributed.coordinator_port={_V6E_PORT}.",
+            f"the default firewall of {accelerator} closes port {port} and opens {CLOUD_TPU_PORT} "
+            f"(jax#35905). Set mesh.distributed.coordinator_port={CLOUD_TPU_PORT}.",
         )
 
 

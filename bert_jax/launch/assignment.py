@@ -19,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.yaml_file import read_yaml
 from bert_jax.launch.job import Attempt, JobFiles, read_job
 from bert_jax.launch.retry_policy import read_state
+from bert_jax.parallel.section import CLOUD_TPU_PORT
 from bert_jax.section import Section
 from bert_jax.validation import validate
 from bert_jax.version import __version__
@@ -106,7 +107,7 @@ class Assignment:
 
     @property
     def _overrides(self) -> Iterator[str]:
-        """Yields overrides for this host: platform, slices, processes, dataset cache."""
+        """Yields overrides for this host: platform, slices, processes, port, dataset cache."""
         mesh, placement = self.config.get("mesh") or {}, self.attempt.placement
         if placement.topology is not None:
             if mesh.get("platform", "auto") == "auto":
@@ -114,6 +115,9 @@ class Assignment:
             yield f"mesh.slices={placement.slices}"
         if self.attempt.hosts > 1:
             yield "mesh.distributed.enabled=true"
+            on_tpu_vms = placement.topology and self.attempt.job.submit.launcher != "gke"
+            if on_tpu_vms and (mesh.get("distributed") or {}).get("coordinator_port") is None:
+                yield f"mesh.distributed.coordinator_port={CLOUD_TPU_PORT}"
         if self.host.coordinator is not None:
             yield f"mesh.distributed.coordinator_address={self.host.coordinator}"
             yield f"mesh.distributed.process_count={self.attempt.hosts}"

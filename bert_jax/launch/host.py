@@ -4,6 +4,7 @@
 containers and for `on: local`. Start reading at `Agent.run` and `Agent._run_until_end`.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from bert_jax.launch.assignment import (
     read_assignment,
     read_environment,
 )
-from bert_jax.launch.heartbeat_reader import read_hosts
+from bert_jax.launch.heartbeat_reader import Hosts, read_hosts
 from bert_jax.launch.heartbeat_writer import HeartbeatWriter
 from bert_jax.launch.job import Ending
 from bert_jax.launch.run_process import RestartDecision, Restarts, RunProcess
@@ -33,6 +34,7 @@ from bert_jax.parallel.stop_signal import SignalPipe
 
 _DONE: Final = 0
 _MISTAKE: Final = 2
+_STARTING: Final = ("installing", "staging")  # states before a host starts the run
 
 
 class _Stopped(Exception):
@@ -52,14 +54,14 @@ class Agent:
     def run(self) -> int:
         """Runs to the end and returns the exit code.
 
-        0: done; 1 and 2: exit codes of the run; 3: stopped by a signal; 4: this machine or the
-        bucket failed. If the run ended before a reboot, returns its exit code at once.
+        0: done; 1 and 2: exit codes of the run; 3: stopped by a signal; 4: this machine, the
+        network or the bucket failed. If the run ended before a reboot, returns its exit code at
+        once.
         """
         before = self._reports.status
         if before.state in ("done", "failed") and before.exit_code is not None:
             self._reports.say(f"{before.state} before this machine restarted")
             return before.exit_code
-        machine_failed = False
         try:
             verdict = self._run_until_end(read_assignment(self._host))
         except UserError as error:
@@ -70,10 +72,9 @@ class Agent:
             if not isinstance(error, RunStopped):
                 self._reports.log(traceback.format_exc().encode())
             verdict = RestartDecision("failed", PEER_LOST, first_line(error))
-            machine_failed = True
         self._reports.say(f"{verdict.state}: {verdict.message}".rstrip(": "))
         # If the report has no exit code, the supervisor tries other machines.
-        exit_code = None if machine_failed else verdict.exit_code
+        exit_code = None if verdict.exit_code == PEER_LOST else verdict.exit_code
         self._reports.update(state=verdict.state, exit_code=exit_code, message=verdict.message)
         return verdict.exit_code
 
@@ -89,7 +90,11 @@ class Agent:
             self._stage(assignment)
             self._reports.update(state="running")
             ending = self._run_once(assignment)
-            verdict = self._restarts.judge(ending, saved=_newest_step(assignment.config))
+            verdict = self._restarts.judge(
+                ending,
+                saved=_newest_step(assignment.config),
+                peers_ready=self._peers_ready(assignment),
+            )
             if verdict.pause is None or self._stop.is_set():
                 self._reports.update(ending)
                 if verdict.state != "restarting":
@@ -133,20 +138,29 @@ class Agent:
         finally:
             self._process = None
 
+    def _hosts(self, assignment: Assignment) -> Hosts:
+        """Returns the reports of all hosts. Returns none if they cannot be read."""
+        with contextlib.suppress(UserError, RunStopped, OSError):
+            if assignment.attempt.hosts > 1:
+                return read_hosts(self._host.files, assignment.attempt)
+        return Hosts({}, [])
+
+    def _peers_ready(self, assignment: Assignment) -> bool:
+        """Returns whether every other host has reported and is past its `_STARTING` states."""
+        hosts = self._hosts(assignment)
+        starting = {n for n, host in hosts.reports.items() if host.state in _STARTING}
+        return not ({*hosts.missing, *starting} - {self._host.worker})
+
     def _decision_of_peers(self, assignment: Assignment, ending: Ending) -> RestartDecision | None:
         """Returns the decision to end if another host has finished or failed, otherwise None."""
-        if assignment.attempt.hosts == 1:
-            return None
-        try:
-            hosts = read_hosts(self._host.files, assignment.attempt)
-        except (UserError, RunStopped, OSError):
-            return None
+        hosts = self._hosts(assignment)
         if hosts.finished is not None:
             return RestartDecision("done", _DONE, f"host {hosts.finished} has finished the run")
         if ending.exit_code != PEER_LOST or hosts.failed is None:
             return None
         worker, status = hosts.failed
-        return RestartDecision("failed", status.exit_code or 1, f"host {worker}: {status.message}")
+        code = PEER_LOST if status.exit_code is None else status.exit_code
+        return RestartDecision("failed", code, f"host {worker}: {status.message}")
 
 
 def _newest_step(config: Mapping[str, Any]) -> int:

@@ -30,6 +30,10 @@ _LONGEST_PAUSE_SECONDS: Final = 120.0
 MOST_UNCAUGHT: Final = 3
 """Maximum restarts in a row after uncaught exceptions without a new checkpoint."""
 
+MOST_MEETINGS: Final = 6
+"""Maximum starts in a row that lose a peer before a step. Each start waits up to
+`mesh.distributed.timeout_seconds` (300) for its peers, so together they take half an hour."""
+
 
 class RunProcess:
     """A running process of the run."""
@@ -122,9 +126,10 @@ class RestartDecision:
 class Restarts:
     """Decides after each ending whether the run starts again.
 
-    After a signal (3) or a lost peer (4), the run always restarts. Uncaught exceptions (70) allow
-    `MOST_UNCAUGHT` restarts without a new checkpoint. After any other crash, the run restarts
-    unless it has already crashed at that step. Pauses double until the run makes progress.
+    After a signal (3), the run always restarts. Lost peers (4) allow `MOST_MEETINGS` starts without
+    a step. Uncaught exceptions (70) allow `MOST_UNCAUGHT` restarts without a new checkpoint. After
+    any other crash, the run restarts unless it has already crashed at that step. Pauses double
+    until the run makes progress.
     """
 
     def __init__(self, first_pause: float) -> None:
@@ -134,9 +139,16 @@ class Restarts:
         self._crash_steps: set[int | None] = set()  # steps of crashes since the last progress
         self._saved = -1  # step of the newest checkpoint
         self._uncaught = 0  # uncaught exceptions since the newest checkpoint
+        self._meetings = 0  # lost peers since the last reported step or the newest checkpoint
 
-    def judge(self, ending: Ending, *, saved: int = -1) -> RestartDecision:
-        """Decides after an ending. `saved`: step of the newest checkpoint. Default: none."""
+    def judge(
+        self, ending: Ending, *, saved: int = -1, peers_ready: bool = True
+    ) -> RestartDecision:
+        """Decides after an ending.
+
+        `saved`: step of the newest checkpoint. Default: none. `peers_ready`: whether all other
+        hosts have started the run.
+        """
         code, message = ending.exit_code, ending.message
         if code == _DONE:
             return RestartDecision("done", 0, message)
@@ -146,13 +158,26 @@ class Restarts:
             self._highest_step = ending.step
             self._pause = self._first_pause
             self._crash_steps.clear()
+        if ending.step is not None:
+            self._meetings = 0
+        if saved > self._saved:
+            self._saved, self._uncaught, self._meetings = saved, 0, 0
         if code == UNCAUGHT:
-            self._uncaught = 1 if saved > self._saved else self._uncaught + 1
-            self._saved = max(self._saved, saved)
+            self._uncaught += 1
             if self._uncaught > MOST_UNCAUGHT:
                 line = f"{self._uncaught} uncaught exceptions without a new checkpoint, the last: "
                 return RestartDecision("failed", 1, line + message)
-        elif code not in (INTERRUPTED, PEER_LOST):
+        elif code == PEER_LOST:
+            self._meetings += ending.step is None and peers_ready
+            if self._meetings >= MOST_MEETINGS:
+                line = (
+                    f"{self._meetings} starts in a row ended before a step, because the hosts did "
+                    "not meet. Check that the network's firewall opens "
+                    "mesh.distributed.coordinator_port between hosts, and that no host is missing. "
+                    f"The last: {message}"
+                )
+                return RestartDecision("failed", PEER_LOST, line)
+        elif code != INTERRUPTED:
             if ending.step in self._crash_steps:
                 step = ending.step
                 where = "before its first report" if step is None else f"at step {step}"

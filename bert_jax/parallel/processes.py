@@ -141,10 +141,10 @@ def _report_errors(channel: Channel) -> None:
 def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> Meeting:
     """Returns the address and indices from the section; JAX detects missing values."""
     # On Cloud TPU, JAX detects the coordinator's address but reads the port from this variable.
-    os.environ.setdefault("JAX_COORDINATOR_PORT", str(section.coordinator_port))
+    os.environ.setdefault("JAX_COORDINATOR_PORT", str(section.port))
     address = section.coordinator_address
     if address is not None and ":" not in address:
-        address = f"{address}:{section.coordinator_port}"
+        address = f"{address}:{section.port}"
     known = (address, section.process_count, section.process_index)
     if None in known:
         try:

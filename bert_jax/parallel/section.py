@@ -14,6 +14,11 @@ FSDP: Final = "fsdp"
 TENSOR: Final = "tensor"
 
 LAST_PORT: Final = 65_535
+DEFAULT_PORT: Final = 8482
+"""JAX's own default on Cloud TPU since 0.8.1."""
+CLOUD_TPU_PORT: Final = 8476
+"""JAX's default before 0.8.1. The firewall rule that Google creates for a v6e slice opens it, but
+not 8482 (jax#35905). libtpu listens on other ports (8471 and 8431)."""
 
 Platform = Literal["auto", "cpu", "gpu", "tpu"]
 
@@ -26,8 +31,9 @@ class DistributedSection(Section):
     coordinator_address: str | None = None
     """HOST or HOST:PORT of the first process. null: detected on Cloud TPU, Slurm, Kubernetes and
     Open MPI."""
-    coordinator_port: int = pydantic.Field(default=8482, ge=1, le=LAST_PORT)
-    """Port of the first process, if the address has none."""
+    coordinator_port: int | None = pydantic.Field(default=None, ge=1, le=LAST_PORT)
+    """Port of the first process, if the address has none. null: 8476 on Cloud TPU VMs of `submit`,
+    else 8482."""
     process_count: int | None = pydantic.Field(default=None, ge=1)
     """Number of processes. null: detected like the address."""
     process_index: int | None = pydantic.Field(default=None, ge=0)
@@ -37,6 +43,11 @@ class DistributedSection(Section):
     processes."""
     silence_seconds: float = pydantic.Field(default=15.0, ge=3.0)
     """Seconds without a heartbeat after which a process counts as dead."""
+
+    @property
+    def port(self) -> int:
+        """The port of the first process, if the address has none."""
+        return self.coordinator_port or DEFAULT_PORT
 
 
 class CompilationCacheSection(Section):

@@ -14,7 +14,7 @@ from etils import epath
 from bert_jax.config import dump_config, parse_config
 from bert_jax.launch.job import HostStatus, Job, JobFiles, JobPlacement
 from bert_jax.launch.retry_policy import AttemptRecord, SupervisorState
-from bert_jax.launch.section import SubmitSection
+from bert_jax.launch.section import LauncherName, SubmitSection
 from bert_jax.version import __version__
 from tests.project import ROOT, environment
 
@@ -32,9 +32,12 @@ def write_job(
     hosts: int = 1,
     version: str = __version__,
     placement: JobPlacement | None = None,
+    launcher: LauncherName = "queued-resources",
 ) -> JobFiles:
     """Writes a job of `on: local` with its first attempt, without the wheel."""
-    settings = SubmitSection(name=name, on=("local",), hosts=hosts, bucket=str(bucket))
+    settings = SubmitSection(
+        name=name, on=("local",), hosts=hosts, bucket=str(bucket), launcher=launcher
+    )
     run_dir = config["run_dir"]
     placement = placement or JobPlacement(on="local")
     job = Job(

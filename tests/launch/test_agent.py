@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -14,7 +15,13 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.launch.assignment import Assignment, read_environment
 from bert_jax.launch.host import Agent, run_agent
 from bert_jax.launch.job import Ending, HostStatus, JobFiles
-from bert_jax.launch.run_process import COORDINATOR_GONE, MOST_UNCAUGHT, Restarts, RunProcess
+from bert_jax.launch.run_process import (
+    COORDINATOR_GONE,
+    MOST_MEETINGS,
+    MOST_UNCAUGHT,
+    Restarts,
+    RunProcess,
+)
 from tests.launch.jobs import TIMEOUT, write_job
 
 # Each process removes the first entry, [exit code, step], from a list of endings. It reports the
@@ -97,6 +104,35 @@ def test_a_host_stops_after_another_has_failed(
     pair.files.host(1, 1).write_text(failed.model_dump_json())
     assert pair.run((4, 3)) == 1
     assert pair.status.message == "host 1: loss is not finite"
+
+
+def test_a_host_whose_peers_never_meet_gives_up(host: Host) -> None:
+    """Without an exit code in the report, the supervisor requests other machines."""
+    assert host.run(*[(4, None)] * MOST_MEETINGS) == 4
+    assert (host.status.state, host.status.exit_code) == ("failed", None)
+    assert host.status.message.startswith(f"{MOST_MEETINGS} starts in a row ")
+    assert host.status.message.endswith(" because")
+
+
+@pytest.mark.parametrize("peer", ["staging", None], ids=str)
+def test_a_host_waits_for_a_peer_that_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: Literal["staging"] | None
+) -> None:
+    pair = Host(tmp_path, monkeypatch, hosts=2)
+    pair.pause_seconds = "0.001"
+    if peer is not None:
+        pair.files.host(1, 1).write_text(HostStatus(state=peer, at=0.0).model_dump_json())
+    assert pair.run(*[(4, None)] * (MOST_MEETINGS + 1), (0, 3)) == 0
+
+
+def test_a_peer_whose_machine_failed_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Host(tmp_path, monkeypatch, hosts=2)
+    failed = HostStatus(state="failed", exit_code=None, message="no space", at=0.0)
+    pair.files.host(1, 1).write_text(failed.model_dump_json())
+    assert pair.run((4, 3)) == 4
+    assert (pair.status.state, pair.status.exit_code) == ("failed", None)
 
 
 @pytest.mark.parametrize("code", [4, 139])
@@ -239,6 +275,20 @@ def test_uncaught_exceptions_get_a_few_restarts(
     assert (verdict.state, verdict.exit_code) == ("failed", 1)
     assert "4 uncaught exceptions without a new checkpoint" in verdict.message
     assert verdict.message.endswith("said 70")
+
+
+def test_meetings_without_a_step_have_a_limit() -> None:
+    restarts = Restarts(1.0)
+    allowed = [ending(4)] * (MOST_MEETINGS - 1)
+    before = [restarts.judge(each) for each in (*allowed, ending(4, 7), *allowed)]
+    # A new checkpoint is progress too. A host that is not ready, or a signal, is neither.
+    before += [restarts.judge(each, saved=8) for each in allowed]
+    before += [restarts.judge(ending(4), peers_ready=False), restarts.judge(ending(3))]
+    assert {verdict.state for verdict in before} == {"restarting"}
+    verdict = restarts.judge(ending(4), saved=8)
+    assert (verdict.state, verdict.exit_code, verdict.pause) == ("failed", 4, None)
+    assert verdict.message.startswith(f"{MOST_MEETINGS} starts in a row ")
+    assert verdict.message.endswith(" said 4")
 
 
 def test_pauses_double_to_two_minutes_and_reset() -> None:

@@ -5,18 +5,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from bert_jax.config import load_config
 from bert_jax.launch.assignment import JAX_CACHE, Assignment, read_assignment, read_environment
 from bert_jax.launch.job import JobPlacement
+from bert_jax.launch.section import LauncherName
 from tests.launch.jobs import write_job
 from tests.project import ROOT, refuses
 from tests.storage.cloud import Cloud
 
 
 def assignment(
-    directory: Path, placement: JobPlacement, *, worker: int = 0, **variables: str
+    directory: Path,
+    placement: JobPlacement,
+    *,
+    worker: int = 0,
+    launcher: LauncherName = "queued-resources",
+    port: int | None = None,
+    **variables: str,
 ) -> Assignment:
-    config = {"run_dir": str(directory / "run"), "loader": {"cache": {}}}
-    files = write_job(directory, config, hosts=3, placement=placement)
+    config = {
+        "run_dir": str(directory / "run"),
+        "loader": {"cache": {}},
+        "mesh": {"distributed": {"coordinator_port": port}},
+    }
+    files = write_job(directory, config, hosts=3, placement=placement, launcher=launcher)
     values = {
         "BERT_JAX_JOB": str(files.directory),
         "BERT_JAX_ATTEMPT": "1",
@@ -34,9 +48,28 @@ def test_a_tpu_gets_platform_slices_and_a_lasting_cache(tmp_path: Path) -> None:
         "mesh.platform=tpu",
         "mesh.slices=2",
         "mesh.distributed.enabled=true",
+        "mesh.distributed.coordinator_port=8476",  # 8482 is closed on new v6e slices
         'loader.cache.directory="/d: $(x)/datasets"',
     ]
     assert found.environment == {JAX_CACHE: f"{found.host.files.directory}/compiled"}
+
+
+@pytest.mark.parametrize(
+    ("on", "launcher", "given", "port"),
+    [
+        ("v6e:4x4", "queued-resources", None, 8476),
+        ("v6e:4x4", "queued-resources", 8482, 8482),
+        ("v6e:2x2", "queued-resources", None, 8482),  # one host
+        ("v6e:4x4", "gke", None, 8482),
+        ("local", "queued-resources", None, 8482),
+    ],
+)
+def test_hosts_of_cloud_tpu_meet_on_a_port_that_the_firewall_opens(
+    tmp_path: Path, on: str, launcher: LauncherName, given: int | None, port: int
+) -> None:
+    found = assignment(tmp_path, JobPlacement(on=on), launcher=launcher, port=given)
+    config = load_config(found.command[4], found.command[5:])
+    assert config.mesh.distributed.port == port
 
 
 def test_local_processes_get_their_meeting_address(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Every event of a job leads to its intended outcome and leaves no machines."""
 
 import dataclasses
+import functools
 import itertools
 import os
 from pathlib import Path
@@ -476,6 +477,23 @@ def test_failing_twice_at_a_step_ends_the_job(
     found = ends(world, "failed")
     assert found.message == (f"failed at step 40 twice: failed: gone; see `bert-jax replay {dump}`")
     assert world.launcher.created == ["base-1", "base-2", "base-3"]
+
+
+def test_hosts_that_never_meet_end_the_job(tmp_path: Path) -> None:
+    """The hosts send heartbeats meanwhile. Other machines are tried once."""
+    world = World(tmp_path)
+
+    def give_up(attempt: int) -> None:
+        world.beat(attempt, "failed", workers=[1], message="6 starts in a row")
+
+    for number in (1, 2):
+        world.activate(number, after=number * HOUR)
+        world.clock.after((number + 0.5) * HOUR, functools.partial(give_up, number))
+    world.supervisor().run()
+    found = ends(world, "failed")
+    assert found.message == "failed before its first step twice: worker 1: 6 starts in a row"
+    assert world.launcher.created == ["base-1", "base-2"]
+    assert found.hours(world.clock.now) < 3
 
 
 def test_failing_requests_have_a_limit(tmp_path: Path) -> None:
