@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import io
 import os
 import subprocess
 import sys
@@ -14,13 +15,15 @@ import pytest
 import yaml
 
 from bert_jax.config import load_config
+from bert_jax.launch import bundle
 from bert_jax.launch.job import HostStatus, JobPlacement, find_job, read_job
 from bert_jax.launch.launcher import OutOfQuota
 from bert_jax.launch.retry_policy import read_state
 from bert_jax.verbs import submit_checks
 from bert_jax.verbs.watch import lease
+from bert_jax.version import __version__ as VERSION
 from tests.launch.scripted import EIGHT, Provider
-from tests.project import invoke, ok, refused
+from tests.project import ROOT, invoke, ok, refused, refuses
 
 
 def test_a_job_is_staged_made_watched_and_deleted(
@@ -45,7 +48,7 @@ def test_the_staged_software_is_this_package_with_a_hash(
     for line in (software / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split("  ")
         assert hashlib.sha256((software / name).read_bytes()).hexdigest() == digest
-    (wheel,) = software.glob("*.whl")
+    (wheel,) = software.glob("*.whl")  # local hosts use this Python: no installer
     target = tmp_path / "installed"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(target)
@@ -63,9 +66,26 @@ def test_the_staged_software_is_this_package_with_a_hash(
         check=True,
     )
     assert found.stdout.startswith(str(target))
-    pins = (software / "constraints.txt").read_text().splitlines()
-    assert any(pin.startswith("jax==") for pin in pins)
-    assert not any("bert" in pin for pin in pins)
+    lock = (software / "requirements.txt").read_text()
+    assert lock == (ROOT / "constraints" / "host-tpu-py312.txt").read_text()
+    assert (software / "python-version").read_text() == "3.12\n"
+
+
+def test_a_checkout_with_an_egg_info_stages_a_complete_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m bert_jax.cli` in a checkout finds the folder before the installed package."""
+    egg_info = tmp_path / "bert_jax.egg-info"
+    egg_info.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    (egg_info / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: bert-jax\nVersion: {VERSION}\n")
+    with refuses("install.metadata"):
+        bundle.build_wheel()
+    with (egg_info / "PKG-INFO").open("a") as file:
+        file.write("Requires-Dist: jax\n")
+    with zipfile.ZipFile(io.BytesIO(bundle.build_wheel())) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        assert b"Name: bert-jax\n" in archive.read(name)
 
 
 def test_an_unwatched_job_can_be_watched_later(
