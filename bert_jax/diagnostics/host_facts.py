@@ -25,7 +25,10 @@ _SERVER: Final = "metadata.google.internal"
 _METADATA_SECONDS: Final = 3.0
 # The report has the values of these attributes. Other attributes may have secrets: names only.
 _TPU_ATTRIBUTES: Final = (
-    *("accelerator-type", "agent-worker-number", "worker-network-endpoints", "tpu-env"),
+    "accelerator-type",
+    "agent-worker-number",
+    "worker-network-endpoints",
+    "tpu-env",
 )
 _COMMAND_SECONDS: Final = 60.0
 
