@@ -1,5 +1,6 @@
 """Hand-written programs: shapes, trip counts of loops, cycles, products."""
 
+import re
 import textwrap
 
 import pytest
@@ -111,11 +112,22 @@ ENTRY %main (x.2: f32[8,8], flag: pred[]) -> f32[8,8] {{
 """
 
 
-def test_a_loops_body_counts_once_per_trip() -> None:
-    program = module(NESTED)
+_ELEMENT = re.compile(r"^  %([\w.]+) = \S+ get-tuple-element\((\S+)\), index=(\d+)\n", re.M)
+
+
+def with_short_elements(text: str) -> str:
+    """Writes elements of tuples as libtpu 0.0.50 does: as operand ``%state#1``."""
+    for name, of, index in _ELEMENT.findall(text):
+        text = re.sub(rf"%{re.escape(name)}(?![\w.])", f"{of}#{index}", text)
+    return re.sub(r"^  %\S+ = \S+ get-tuple-element.*\n", "", text, flags=re.M)
+
+
+@pytest.mark.parametrize("text", [NESTED, with_short_elements(NESTED)], ids=["long", "short"])
+def test_a_loops_body_counts_once_per_trip(text: str) -> None:
+    program = module(text)
     trips = {found.name: found.trips for found in program.operations}
     assert (trips["while.2"], trips["while.1"], trips["product"]) == (1, 4, 12)
-    found = counted(NESTED)
+    found = counted(text)
     assert found.product_flops == 12 * 2 * 8 * 8 * 8
     assert found.unknown_loops == ()
     # A fusion counts once. Of a conditional, only the costlier branch counts. The cycles of random
@@ -132,6 +144,24 @@ def test_a_data_dependent_loop_is_named_and_counts_once() -> None:
     found = counted(text)
     assert found.unknown_loops == ("while.2",)
     assert found.by_kind["matrix products"] == 300
+
+
+def test_an_element_of_a_tuple_has_only_its_own_bytes() -> None:
+    text = """
+    ENTRY %main (a: f32[1024]) -> f32[1024] {
+      %a = f32[1024]{0} parameter(0)
+      %both = (f32[4096]{0}, f32[1024]{0}) fusion(%a), kind=kLoop, calls=%fused
+      ROOT %negate = f32[1024]{0} negate(%both#1)
+    }
+    %fused (b: f32[1024]) -> (f32[4096], f32[1024]) {
+      %b = f32[1024]{0} parameter(0)
+      %wide = f32[4096]{0} broadcast(%b), dimensions={}
+      ROOT %tuple = (f32[4096]{0}, f32[1024]{0}) tuple(%wide, %b)
+    }
+    """
+    moved = {each.name: each.hbm_bytes for each in module(text).operations}
+    assert moved["both"] == 4 * (4096 + 1024 + 1024)
+    assert moved["negate"] == 4 * (1024 + 1024)
 
 
 def test_arrays_have_bytes_and_a_memory_space() -> None:

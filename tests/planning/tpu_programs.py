@@ -12,6 +12,7 @@ schedule of a similar kernel with 16 steps and a third, data-dependent loop.
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.parallel.topology import parse_topology
+from bert_jax.planning.compilation.compiler_files import compile_exactly
 from bert_jax.planning.compilation.kernels import write_schedules
 from bert_jax.planning.compilation.lowering import open_devices
 
@@ -90,9 +92,9 @@ def main(root: str, *slices: str) -> None:
     devices = np.asarray(open_devices(parse_topology("v5e:2x2"), slices=1))
 
     def write(name: str, function: Any, *arguments: jax.ShapeDtypeStruct) -> None:
-        text = jax.jit(function).lower(*arguments).compile().as_text()
-        assert text is not None
-        (folder / name).write_text(text, encoding="utf-8")
+        with tempfile.TemporaryDirectory() as files:
+            program = compile_exactly(jax.jit(function).lower(*arguments), Path(files))
+        (folder / name).write_text(program.text, encoding="utf-8")
 
     def array(mesh: Mesh, shape: tuple[int, ...], dtype: Any, *spec: str) -> jax.ShapeDtypeStruct:
         layout = NamedSharding(mesh, PartitionSpec(*spec))

@@ -24,10 +24,13 @@ _CODED: Final = "after_codegen"
 _POLL_SECONDS: Final = 0.05
 
 # allocation 492: size 467812864, page 0, preallocated-temp:
-# Allocations outside of HBM have a color. Thread-local allocations are part of other allocations.
-_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), page \d+, (.*)$", re.MULTILINE)
+# libtpu 0.0.42 omits the page. Allocations outside of HBM have a color. Thread-local allocations
+# are part of other allocations.
+_ALLOCATION = re.compile(
+    r"^allocation \d+: size (\d+), (?:page \d+, )?(?!color)(.*)$", re.MULTILINE
+)
 
-# Messages of libtpu 0.0.51: the temporaries do not fit, or the whole program does not.
+# Messages of libtpu 0.0.42 to 0.0.51: the temporaries do not fit, or the whole program does not.
 _SIZE = r"([\d.]+)([KMGT]?)"
 _TOO_LARGE = (
     re.compile(rf"temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
@@ -57,7 +60,7 @@ def compile_exactly(lowered: jax.stages.Lowered, folder: Path) -> CompiledProgra
     # temporaries, although the device reserves all of them.
     arguments, temporaries = sizes.argument_size_in_bytes, sizes.temp_size_in_bytes
     total = arguments + temporaries + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    # `Compiled.as_text` is not used: jaxlib 0.10.2 cannot read libtpu 0.0.51's programs for v6e.
+    # `Compiled.as_text` is not used: with jaxlib 0.10.2 and libtpu 0.0.51, it fails for v6e.
     return CompiledProgram(read_coded(folder), arguments, temporaries, total)
 
 

@@ -14,7 +14,7 @@ _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _BITS = re.compile(r"\d+")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _NAME = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = ")
-_OPERAND = re.compile(r"%([\w.\-]+)")
+_OPERAND = re.compile(r"%([\w.\-]+(?:#\d+)?)")
 _CALLED = re.compile(
     r"\b(calls|body|condition|to_apply|true_computation|false_computation)=%([\w.\-]+)"
 )
@@ -129,7 +129,11 @@ def parse_hlo(text: str) -> HloModule:
         elif current is not None and line.startswith("}"):
             current = None
         elif current is not None and (named := _NAME.match(line)):
-            current[named[2]] = _parse(line[named.end() :], named[2], is_root=bool(named[1]))
+            parsed = _parse(line[named.end() :], named[2], is_root=bool(named[1]))
+            for operand in parsed.operands:
+                if "#" in operand and operand not in current:
+                    current[operand] = _element(current, operand)
+            current[parsed.name] = parsed
     if not entry:
         raise ValueError("HLO text without an entry computation")
     return HloModule(computations=computations, entry=entry)
@@ -150,6 +154,23 @@ def _parse(text: str, name: str, *, is_root: bool) -> Instruction:
         literal=inside if "%" not in inside else "",
         attributes=rest[closing + 1 :],
         is_root=is_root,
+    )
+
+
+def _element(computation: Computation, name: str) -> Instruction:
+    """Returns the instruction that operand ``%fusion.1#2`` stands for.
+
+    libtpu 0.0.50 writes elements of tuples so, instead of as a ``get-tuple-element``.
+    """
+    of, index = name.split("#")
+    return Instruction(
+        name=name,
+        opcode="get-tuple-element",
+        arrays=(computation[of].arrays[int(index)],),  # no nested tuple is written so
+        operands=(of,),
+        literal="",
+        attributes=f", index={index}",
+        is_root=False,
     )
 
 
