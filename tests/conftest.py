@@ -16,8 +16,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # otherwise libtpu queries the metadata server
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # These options reduce compile time, because programs run for milliseconds only. Partitioning is
-# unchanged. Without MLIR's fusion emitters, which jax 0.12 always uses, a step compiles in a quarter
-# of the CPU time.
+# unchanged. Without MLIR's fusion emitters, a step compiles in a quarter of the CPU time. jax 0.12
+# always uses them.
 _FLAGS = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
 if metadata.version("jaxlib").startswith("0.10."):
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")

@@ -71,7 +71,9 @@ def installer() -> dict[str, bytes]:
                 "install.uv",
                 "pip cannot download it for the hosts ({reason}). Give this environment pip and "
                 "access to a package index.",
-                place=next(line for line in uv_requirement().splitlines() if "==" in line).split()[0],
+                place=next(line for line in uv_requirement().splitlines() if "==" in line).split()[
+                    0
+                ],
                 reason=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1],
             )
         return {wheels[0].name: wheels[0].read_bytes()}

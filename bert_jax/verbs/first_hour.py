@@ -198,7 +198,8 @@ def _devices(config: Path, *, on_tpu: bool) -> Answer:
     done = _bert_jax("doctor", config, what="checking devices and inputs")
     lines = [line for line in done.output.splitlines() if line[:8].strip() in get_args(Level)]
     # The first finding of each topic.
-    found = dict(line[8:].partition(": ")[::2] for line in reversed(lines))
+    parts = [line[8:].partition(": ") for line in reversed(lines)]
+    found = {topic: text for topic, _, text in parts}
     devices = found.get("devices", "")
     backend = devices.split('"')[1] if '"' in devices else None
     chosen = f"attention: {found.get('attention')}, {found.get('kernels')}"

@@ -62,7 +62,7 @@ def _wheel(name: str, version: str, files: dict[str, str]) -> bytes:
 
 
 def stage_software(job: epath.Path) -> None:
-    """Writes software as `bert_jax.launch.bundle` does: an empty lock, a fake agent, recorded uv."""
+    """Writes software as `bert_jax.launch.bundle` does: empty lock, fake agent, recorded uv."""
     agent = {"bert_jax/__init__.py": "", "bert_jax/launch/__init__.py": ""}
     agent |= {"bert_jax/launch/host.py": _AGENT}
     uv = _NOTE.format(command=Path(sys.executable).with_name("uv"))

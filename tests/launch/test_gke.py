@@ -66,8 +66,10 @@ def test_pods_with_an_account_leave_the_host_network(slices: int) -> None:
 
 @pytest.mark.parametrize(
     ("generation", "storage_class"),
-    [("v4", "standard-rwo"), ("v5e", "standard-rwo"), ("v5p", "standard-rwo")]
-    + [("v6e", "dynamic-rwo"), ("v7x", "dynamic-rwo")],
+    [
+        *(("v4", "standard-rwo"), ("v5e", "standard-rwo"), ("v5p", "standard-rwo")),
+        *(("v6e", "dynamic-rwo"), ("v7x", "dynamic-rwo")),
+    ],
 )
 def test_a_disk_is_of_a_type_that_the_machine_takes(generation: str, storage_class: str) -> None:
     jobset = yaml.safe_load((GOLDEN / f"{generation}-4-slices.jobset.yaml").read_text())

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from etils import epath
 
 from bert_jax.files.host_lock import Lock, host_lock
 from bert_jax.launch.job import HostStatus, JobFiles
@@ -42,13 +43,14 @@ def test_the_staged_files_resolve(
     (uv,) = software.glob("uv-*.whl")
     with zipfile.ZipFile(uv) as archive:
         (program,) = (name for name in archive.namelist() if name.endswith("/scripts/uv"))
-        program = archive.extract(program, tmp_path)
-    Path(program).chmod(0o755)
+        installer = Path(archive.extract(program, tmp_path))
+    installer.chmod(0o755)
 
-    def resolve(*requirements: object) -> str:
+    def resolve(*requirements: str) -> str:
         done = subprocess.run(
             [
-                *(program, "pip", "install", "--dry-run", "--no-build", "--target", tmp_path / "t"),
+                *(str(installer), "pip", "install", "--dry-run", "--no-build"),
+                *("--target", str(tmp_path / "t")),
                 *("--python-version", (software / "python-version").read_text().strip()),
                 *("--python-platform", "x86_64-manylinux_2_31", *requirements),
             ],
@@ -61,14 +63,13 @@ def test_the_staged_files_resolve(
         return done.stderr
 
     count = len(host_lock(lock).versions)
-    said = resolve("--require-hashes", "--requirement", software / "requirements.txt")
+    requirements = str(software / "requirements.txt")
+    said = resolve("--require-hashes", "--requirement", requirements)
     assert f"Resolved {count} packages" in said
     # The wheel needs nothing outside the lock.
     (wheel,) = software.glob("bert_jax-*.whl")
-    said = resolve(
-        f"bert-jax[{lock},{EXTRAS}] @ {wheel.as_uri()}",
-        *("--constraint", software / "requirements.txt"),
-    )
+    package = f"bert-jax[{lock},{EXTRAS}] @ {wheel.as_uri()}"
+    said = resolve(package, "--constraint", requirements)
     assert f"Resolved {count + 1} packages" in said
 
 
@@ -114,9 +115,7 @@ def test_hosts_install_the_lock_and_train(
     home = tmp_path / "home"
     values: dict[str, Any] = saved_often(project) | {"run_dir": str(tmp_path / "vm-run")}
     files = write_job(tmp_path / "vm-jobs", values)
-    shutil.copytree(
-        _staged(config, tmp_path / "b", "tpu"), Path(files.directory) / "software"
-    )
+    shutil.copytree(_staged(config, tmp_path / "b", "tpu"), Path(files.directory) / "software")
     vm = Vm(tmp_path / "vm")
     attributes = {
         **{"bert-jax-job": str(files.directory), "bert-jax-attempt": "1"},
@@ -137,10 +136,14 @@ def test_hosts_install_the_lock_and_train(
     assert facts == {name: lock[name] for name in facts}
 
     values |= {"run_dir": str(tmp_path / "run"), "submit": {"poll_seconds": 0.5}}
-    environment = os.environ | ONLINE | {
-        **{"BERT_JAX_HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")},
-        **{"TPU_SKIP_MDS_QUERY": "1", "BERT_JAX_PAUSE_SECONDS": "0.5"},
-    }
+    environment = (
+        os.environ
+        | ONLINE
+        | {
+            **{"BERT_JAX_HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")},
+            **{"TPU_SKIP_MDS_QUERY": "1", "BERT_JAX_PAUSE_SECONDS": "0.5"},
+        }
+    )
     for name in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):  # of the tests' own JAX
         environment.pop(name)
     with subprocess.Popen(
@@ -166,7 +169,7 @@ def test_hosts_install_the_lock_and_train(
                 run.send_signal(signal.SIGKILL)
         said, _ = submitted.communicate(timeout=600)
     assert submitted.returncode == 0, said
-    job = JobFiles(tmp_path / "jobs" / "jobs" / "run")
+    job = JobFiles(epath.Path(tmp_path / "jobs" / "jobs" / "run"))
     assert read_state(job).outcome == "done", said
     ended = HostStatus.model_validate_json(job.host(1, 0).read_text())
     assert (ended.step, [each.exit_code for each in ended.endings]) == (STEPS, [137, 0])

@@ -78,7 +78,9 @@ def test_a_checkout_with_an_egg_info_stages_a_complete_wheel(
     egg_info = tmp_path / "bert_jax.egg-info"
     egg_info.mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    (egg_info / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: bert-jax\nVersion: {VERSION}\n")
+    (egg_info / "PKG-INFO").write_text(
+        f"Metadata-Version: 2.1\nName: bert-jax\nVersion: {VERSION}\n"
+    )
     with refuses("install.metadata"):
         bundle.build_wheel()
     with (egg_info / "PKG-INFO").open("a") as file:

@@ -1,6 +1,7 @@
 """A run needs only the permissions of roles/storage.objectUser on its bucket."""
 
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -24,7 +25,7 @@ def test_a_run_killed_during_a_save_saves_that_step_again(
     run = bucket / "run"
     for path in (project / "dataset32").iterdir():
         (bucket / "dataset32" / path.name).write_bytes(path.read_bytes())
-    values = project_config(project) | {"run_dir": str(run)}
+    values: dict[str, Any] = project_config(project) | {"run_dir": str(run)}
     values["mesh"] = {"platform": "cpu", "compilation_cache": {"directory": f"{bucket}/compiled"}}
     values["loader"] = {"cache": {"directory": str(tmp_path / "cache")}}
     phase = values["train"]["phases"][0] | {"dataset": f"{bucket}/dataset32", "steps": 6}

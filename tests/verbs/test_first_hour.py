@@ -21,7 +21,7 @@ PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "orbax-checkpoint")
 
 @pytest.fixture
 def config(project: Path, tmp_path: Path) -> Path:
-    values = project_config(project) | {"run_dir": str(tmp_path / "run")}
+    values: dict[str, Any] = project_config(project) | {"run_dir": str(tmp_path / "run")}
     values["train"]["phases"][0]["steps"] = 24
     values["optimizer"] |= {"learning_rate": 1e-2, "warmup_steps": 10_000}
     return write_config(tmp_path / "run.yaml", values)
