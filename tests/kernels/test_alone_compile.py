@@ -80,6 +80,22 @@ LONG = [
 ]
 
 
+NARROW: dict[str, Any] = {"width": 768, "dtype": "bfloat16"}
+# One program for each form of each kernel, with the sizes of pretraining.
+PRETRAINING: list[Program] = [
+    attention(128)[0],
+    attention(512)[0],
+    ("norm", NARROW | {"batch": 2, "length": 512, "rate": 0.1}),
+    ("pre_norm", NARROW | {"batch": 2, "length": 1024}),
+    ("gelu_product", NARROW | {"rows": 1024, "inner": 3072, "activation": "gelu_tanh"}),
+    ("gelu_product", NARROW | {"rows": 1024, "inner": 3072, "activation": "gelu_erf"}),
+    ("geglu_gradients", NARROW | {"rows": 1024, "inner": 1152}),
+    *loss(1232, 768, 30592, "bfloat16"),
+    *rotary(1024, 128),
+    *rotary(1024, None),
+]
+
+
 def compiled(wanted: dict[str, list[Program]]) -> dict[str, list[str]]:
     """Returns the names of the kernels in the programs of each topology."""
     printed = compile_for_tpus("tests.kernels.alone_program", json.dumps(wanted))
@@ -99,6 +115,14 @@ def test_kernels_compile_alone_and_in_a_fine_tuning_step() -> None:
     in_step = found["v5e:2x2"]
     assert set(in_step) == {*KERNELS["attention"], *KERNELS["gelu_product"], *KERNELS["norm"]}
     assert in_step.count("attention_forward") == in_step.count("attention_backward") == 2
+
+
+@pytest.mark.slow
+def test_every_kernel_of_pretraining_compiles_with_the_hosts_pair() -> None:
+    topologies = ("v5e:2x2", "v6e:2x2")
+    found = compiled(dict.fromkeys(topologies, PRETRAINING))
+    every = sorted(kernel for name, _ in PRETRAINING for kernel in KERNELS[name])
+    assert found == dict.fromkeys(topologies, every)
 
 
 @pytest.mark.chaos
