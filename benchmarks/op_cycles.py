@@ -44,7 +44,7 @@ HEAD = """\
 # Cost models of `op_cycles.py`: cycles of each operation for each of its features, by generation.
 # Fitted by: python -m benchmarks.op_cycles > bert_jax/planning/compilation/op_cycles.yaml
 date: {date}
-libtpu: {libtpu}
+libtpu: [{libtpu}]
 models:"""
 Observed = list[tuple[Features, int, int]]  # features, the compiler's cycles, trips
 

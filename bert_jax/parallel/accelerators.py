@@ -17,12 +17,13 @@ Sources, in addition to each generation's page at https://docs.cloud.google.com/
   https://github.com/marin-community/marin/issues/87. The id of v3 follows the pattern of v2 and v4.
 
 If no page states the clock, we compute it: published peak FLOP/s divided by the FLOPs per cycle of
-the matrix units. Large matrix products compiled with libtpu 0.0.51 reach 70 to 98% of the peak
-(docs/planning.md).
+the matrix units. Large matrix products compiled with libtpu 0.0.50.1 reach 70 to 98% of the peak
+(docs/results/planning.md).
 """
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -308,6 +309,13 @@ def takes_kernels(device: Any) -> bool:
     """Returns whether our Pallas kernels run on a device."""
     found = accelerator_of(device)
     return found is not None and found.kernels
+
+
+def takes_cudnn_attention(device: Any) -> bool:
+    """Returns whether cuDNN's attention runs on a device: NVIDIA GPUs from Ampere on."""
+    # "9.0" on an H100. Another vendor's GPU has no such number.
+    found = re.fullmatch(r"(\d+)\.\d+", getattr(device, "compute_capability", ""))
+    return device.platform == "gpu" and found is not None and int(found[1]) >= 8
 
 
 def cores(device: Any) -> int:

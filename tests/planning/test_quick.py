@@ -36,6 +36,7 @@ from tests.planning.plans import VOCABULARY, compiled, run, values
 from tests.project import invoke
 
 V5E = ACCELERATORS["v5e"]
+HOSTS = {name: host_lock("tpu").versions[name] for name in ("jax", "libtpu")}
 # A program with a product and tanh, a copy, a scalar, and a kernel.
 PROGRAM = """HloModule jit_step, is_scheduled=true
 
@@ -112,6 +113,10 @@ def test_a_kernel_may_declare_fewer_bytes_than_its_arrays_have() -> None:
         (call,) = count_cycles(program, {"AB=": SCHEDULE}, V5E).kernels
         arrays = 2 * 16 * 6 * 2 * 512 * 4 + 16 * 2
         assert call.copied_bytes == min(declared, arrays)
+
+
+def test_the_cost_models_are_checked_for_the_hosts_libtpu() -> None:
+    assert HOSTS["libtpu"] in fitted().libtpu
 
 
 def test_every_generation_has_a_cost_model() -> None:
@@ -249,9 +254,6 @@ def test_an_unknown_libtpu_is_reported_and_compiled_exactly(
     assert "9.9" in note
     assert all(each in note for each in fitted().libtpu)
     assert "9.9" in run_plan(deep_run).stdout
-
-
-HOSTS = {name: host_lock("tpu").versions[name] for name in ("jax", "libtpu")}
 
 
 @pytest.mark.parametrize("own", [HOSTS, HOSTS | {"libtpu": "9.9"}])

@@ -12,6 +12,7 @@ cache keeps each schedule for other programs with the same kernel.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -255,6 +256,12 @@ def kernels_of(lowered: str) -> list[Kernel]:
     return list(found.values())
 
 
+@functools.cache
+def _code() -> bytes:
+    """Returns this file, whose rules decide what a schedule means."""
+    return Path(__file__).read_bytes()
+
+
 def _arrays(types: str) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(
         jax.ShapeDtypeStruct(tuple(int(size) for size in sizes.split("x") if size), _DTYPES[dtype])
@@ -273,7 +280,7 @@ def schedules_alone(
     """
 
     def kept(kernel: Kernel) -> Path:
-        deciding = repr((accelerator.name, versions(), kernel)).encode()
+        deciding = repr((accelerator.name, versions(), kernel)).encode() + _code()
         return user_cache("plan") / f"kernel-{hashlib.sha256(deciding).hexdigest()[:32]}.json"
 
     found, missing = {}, []
