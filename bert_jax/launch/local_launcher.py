@@ -33,6 +33,7 @@ from bert_jax.launch.launcher import (
 )
 
 _RECORD: Final = "machine.json"
+_TPU_LIBRARY: Final = "TPU_LIBRARY_PATH"  # JAX sets it in its own process
 
 # Time from SIGTERM to SIGKILL, about as long as Cloud TPU gives a VM that it deletes.
 _GRACE_SECONDS: Final = 90.0
@@ -170,10 +171,12 @@ class LocalLauncher:
             require_ours(attempt, _owner(found), attempt.resource, where="this machine")
         hosts = LocalMachine(directory)
         for worker in range(attempt.hosts):
-            values = _process_variables(attempt, worker, port=found["port"])
-            if attempt.job.submit.lock is None:  # else, attempts share the installed environment
+            values = os.environ | _process_variables(attempt, worker, port=found["port"])
+            if attempt.job.submit.lock is None:
                 values |= variables(home=directory / "home")
-            hosts.start(worker, script, os.environ | values, cwd=attempt.job.working_directory)
+            else:  # attempts share the installed environment, with its own libtpu
+                values.pop(_TPU_LIBRARY, None)
+            hosts.start(worker, script, values, cwd=attempt.job.working_directory)
 
     def observe(self, attempt: Attempt) -> Observation:
         """Returns ACTIVE while a host is alive, otherwise FAILED, even after success."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from tests.launch.cloud_vm import Vm
 from tests.launch.interrupted import STEPS, saved_often, wait_until
 from tests.launch.jobs import write_job
 from tests.launch.scripted import Provider
-from tests.project import ok, refused, write_config
+from tests.project import ROOT, ok, refused, write_config
 
 EXTRAS = "gcp,hub,mlperf"
 # uv finds a Python of pyenv in PATH only; without one, uv downloads it.
@@ -95,15 +96,16 @@ def test_a_missing_installer_is_one_line(
     assert not (tmp_path / "b" / "jobs" / "bert-small-1" / "job.json").exists()
 
 
-def _facts(home: Path) -> dict[str, str]:
-    """Returns versions in the only environment that hosts have installed."""
-    (python,) = (home / "environments").glob("*/bin/python")
+def _facts(python: Path) -> dict[str, str]:
+    """Returns the versions in the environment of a Python, and the file of bert_jax."""
     program = (
         "import json, bert_jax, jax, libtpu; from importlib.metadata import version as v;"
         "print(json.dumps({n: v(n) for n in ('jax', 'jaxlib', 'libtpu', 'flax', 'numpy')}"
         " | {'file': bert_jax.__file__}))"
     )
-    done = subprocess.run([python, "-c", program], capture_output=True, check=True, cwd=home)
+    done = subprocess.run(
+        [python, "-c", program], capture_output=True, check=True, cwd=python.parent
+    )
     return json.loads(done.stdout)
 
 
@@ -130,22 +132,31 @@ def test_hosts_install_the_lock_and_train(
     assert done.returncode == 0, (done.stdout, done.stderr)
     status = HostStatus.model_validate_json(files.host(1, 0).read_text())
     assert (status.state, status.step) == ("done", STEPS)
-    facts = _facts(home)
+    (python,) = (home / "environments").glob("*/bin/python")
+    facts = _facts(python)
     assert facts.pop("file").startswith(str(home))
     lock = host_lock("tpu").versions
     assert facts == {name: lock[name] for name in facts}
 
-    values |= {"run_dir": str(tmp_path / "run"), "submit": {"poll_seconds": 0.5}}
-    environment = (
-        os.environ
-        | ONLINE
-        | {
-            **{"BERT_JAX_HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")},
-            **{"TPU_SKIP_MDS_QUERY": "1", "BERT_JAX_PAUSE_SECONDS": "0.5"},
-        }
+    environment = dict(os.environ) | ONLINE
+    # Of the tests' own JAX.
+    for name in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "TPU_LIBRARY_PATH"):
+        environment.pop(name, None)
+    environment |= {"BERT_JAX_HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")}
+    environment |= {"TPU_SKIP_MDS_QUERY": "1", "BERT_JAX_PAUSE_SECONDS": "0.5"}
+    planned = subprocess.run(
+        [python, "-m", "bert_jax.cli", "plan", files.config, "--topology", "v5e:2x2"],
+        env=environment,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    for name in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):  # of the tests' own JAX
-        environment.pop(name)
+    assert planned.returncode == 0, planned.stderr
+    said = " ".join(planned.stdout.split())
+    assert f"Compiled with jax {lock['jax']} and libtpu {lock['libtpu']}, the versions" in said
+
+    values |= {"run_dir": str(tmp_path / "run"), "submit": {"poll_seconds": 0.5}}
     with subprocess.Popen(
         [
             *(sys.executable, "-m", "bert_jax.cli", "submit", "run.yaml", "--on", "local"),
@@ -173,3 +184,35 @@ def test_hosts_install_the_lock_and_train(
     assert read_state(job).outcome == "done", said
     ended = HostStatus.model_validate_json(job.host(1, 0).read_text())
     assert (ended.step, [each.exit_code for each in ended.endings]) == (STEPS, [137, 0])
+
+
+@pytest.mark.chaos
+def test_the_image_installs_the_lock_of_hosts(tmp_path: Path) -> None:
+    """The commands of the Dockerfile's first stage, in an environment like that of its image."""
+    source, image = tmp_path / "source", tmp_path / "image"
+    for name in (ROOT / ".dockerignore").read_text().splitlines():
+        if (path := ROOT / name.removeprefix("!")).is_dir() and name.startswith("!"):
+            shutil.copytree(path, source / path.name, symlinks=True)
+        elif name.startswith("!"):
+            shutil.copy(path, source)
+    uv = str(Path(sys.executable).with_name("uv"))
+    subprocess.run(
+        [uv, "venv", "--seed", "--python", "3.12", image], env=os.environ | ONLINE, check=True
+    )
+    stage = (ROOT / "tpu_setup" / "Dockerfile").read_text().split("\nFROM ")[1]
+    commands = re.findall(r"^RUN ((?:.*\\\n)*.*)$", stage, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        done = subprocess.run(
+            ["sh", "-c", command.replace("/opt/bert-jax", str(tmp_path / "bert-jax"))],
+            env=os.environ | ONLINE | {"ACCELERATOR": "tpu", "PATH": f"{image}/bin:/usr/bin:/bin"},
+            cwd=source,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    facts = _facts(tmp_path / "bert-jax" / "bin" / "python")
+    assert facts.pop("file").startswith(str(tmp_path))
+    lock = host_lock("tpu").versions
+    assert facts == {name: lock[name] for name in facts}
