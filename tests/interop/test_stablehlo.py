@@ -1,7 +1,6 @@
 """An exported program computes the same numbers as the original model."""
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, HeadsSection, Pool, PoolingSection
 from bert_jax.train.state import define_model
+from tests.compiler_pair import compiles_for_tpus
 from tests.project import refuses
 from tests.support import small_encoder
 
@@ -245,9 +245,7 @@ def test_one_standard_program_serves_three_platforms(written: Any) -> None:
     assert "sharding" not in text.lower()
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu exists only for Linux x86-64"
-)
+@compiles_for_tpus
 def test_bfloat16_export_compiles_and_returns_float32(
     tmp_path: Path,
 ) -> None:
