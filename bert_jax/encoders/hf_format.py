@@ -152,10 +152,10 @@ class HfConfig(Section):
 
     model_type: str = "bert"
     is_decoder: bool = False
-    tie_word_embeddings: Literal[True] = True
+    tie_word_embeddings: bool = True
     architectures: list[str] | None = None
     id2label: dict[str, str | int] | None = None
-    num_labels: int = pydantic.Field(default=2, ge=1)
+    num_labels: int | None = pydantic.Field(default=None, ge=1)
     problem_type: ProblemType | None = None
     classifier_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
 
@@ -197,9 +197,15 @@ class HfConfig(Section):
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of a classifier's outputs, by index."""
-        if self.id2label is None:
-            return tuple(f"LABEL_{index}" for index in range(self.num_labels))
-        return tuple(str(self.id2label[str(index)]) for index in range(len(self.id2label)))
+        named, count = self.id2label, self.num_labels or 2
+        if named is None or self.names_replaced:
+            return tuple(f"LABEL_{index}" for index in range(count))
+        return tuple(str(named[str(index)]) for index in range(len(named)))
+
+    @property
+    def names_replaced(self) -> bool:
+        """Whether `id2label` has too few names. Hugging Face then names every output LABEL_n."""
+        return self.id2label is not None and (self.num_labels or 0) > len(self.id2label)
 
     @classmethod
     def written(cls, architecture: Any, special: SpecialIds) -> dict[str, Any]:

@@ -56,6 +56,8 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
         )
     weights = HfWeights(directory, found.format)
     heads = _heads_found(weights, found, source)
+    _check_tied(weights, found, heads, source)
+    _check_labels(weights, found.format, heads, source)
     definition = tensor_conversion.definition_of(architecture, heads)
     placements = _placements(found.format, weights.prefix, definition, architecture, heads)
     reasons = {name: tensor_conversion.reason_to_ignore(name, ignored) for name in weights.specs}
@@ -66,6 +68,7 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
         tokenizer,
         files=(source, *weights.files),
         ignored={name: reason for name, reason in reasons.items() if reason is not None},
+        notes=_notes(found, heads),
         model_type=found.config.model_type,
     )
 
@@ -137,6 +140,52 @@ def _choose(
         found=name,
         allowed=list(allowed),
         hint=did_you_mean(str(name), allowed),
+    )
+
+
+def _check_tied(
+    weights: HfWeights, found: hf_config.HfModelConfig, heads: HeadsSection, source: Path
+) -> None:
+    """Raises UserError if a decoder is not tied to the embedding and the weights lack its tensors.
+
+    `HfWeights` compares the tensors that are there.
+    """
+    missing = sorted(found.format.tied.keys() - weights.specs.keys())
+    if heads.mlm and missing and not found.config.tie_word_embeddings:
+        raise UserError(
+            "import.untied_decoder",
+            "found false, but the weights lack {tensor}. Set it to true if the decoder is the "
+            "embedding table. Other decoders cannot be imported.",
+            place=f"{source}: tie_word_embeddings",
+            tensor=missing[0],
+        )
+
+
+def _check_labels(weights: HfWeights, format: HfFormat, heads: HeadsSection, source: Path) -> None:
+    """Raises UserError if the weights of a classifier have another number of outputs."""
+    if heads.task is None or not heads.labels:
+        return
+    last = [rule.theirs for rule in format.tasks[heads.task] if rule.matrix][-1]
+    shape = weights.specs[last].shape if last in weights.specs else ()
+    if shape and shape[0] != len(heads.labels):
+        raise UserError(
+            "import.label_count",
+            "found {found} labels, but {tensor} has {outputs} outputs. Name all of them in "
+            "id2label, or set num_labels to {outputs}.",
+            place=f"{source}: id2label",
+            found=len(heads.labels),
+            tensor=last,
+            outputs=shape[0],
+        )
+
+
+def _notes(found: hf_config.HfModelConfig, heads: HeadsSection) -> tuple[str, ...]:
+    config = found.config
+    if not (heads.labels and config.names_replaced):
+        return ()
+    return (
+        f"num_labels is {config.num_labels}, but id2label has {len(config.id2label or ())} names: "
+        f"the labels are {heads.labels[0]} to {heads.labels[-1]}, as in transformers",
     )
 
 
