@@ -20,6 +20,10 @@ from bert_jax.interop.tf_checkpoint import is_tf, read_tf
 from bert_jax.model.section import Execution
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
+from bert_jax.text.library_tokenizer import PIPELINE_FILE
+from bert_jax.text.roberta_files import MERGES_FILE
+from bert_jax.text.sentence_piece import MODEL_FILE
+from bert_jax.text.wordpiece import VOCAB_FILE
 from bert_jax.train.state import abstract_params, define_model
 
 
@@ -47,7 +51,7 @@ def read_checkpoint(
         found = read_tf(source, tokenizer=read_albert_model(pieces, lower_case=lower_case))
         return found._replace(files=(*found.files, pieces))
     elif lower_case is not None:
-        given = load_wordpiece(directory, lower_case=lower_case)
+        given = _with_casing(directory, lower_case=lower_case)
     if is_tf(source):
         return read_tf(source, tokenizer=given or load_tokenizer(directory))
     if is_sentence_transformers(source):
@@ -60,6 +64,22 @@ def read_checkpoint(
         "model.safetensors) or google-research/bert, albert or electra (*.index and *.data-*)",
         place=source,
     )
+
+
+def _with_casing(directory: Path, *, lower_case: bool) -> Tokenizer:
+    """Opens a vocab.txt, or ALBERT's SentencePiece model, whose casing the user has named."""
+    if not (directory / VOCAB_FILE).exists():
+        for name in (PIPELINE_FILE, MERGES_FILE):
+            if (directory / name).exists():
+                raise UserError(
+                    "import.casing_known",
+                    "found {name}, which determines the casing. Omit --uncased and --cased.",
+                    place=directory,
+                    name=name,
+                )
+        if (directory / MODEL_FILE).exists():
+            return read_albert_model(directory / MODEL_FILE, lower_case=lower_case)
+    return load_wordpiece(directory, lower_case=lower_case)
 
 
 def model_in_memory(model: Pretrained, *, mesh: Mesh, name: str) -> InferenceModel:

@@ -10,6 +10,7 @@ from bert_jax.text.library_tokenizer import PIPELINE_FILE, LibraryTokenizer, rea
 from bert_jax.text.roberta_files import MERGES_FILE, read_roberta_files
 from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
+from bert_jax.text.vocabulary import PAD
 from bert_jax.text.wordpiece import VOCAB_FILE, load_wordpiece
 
 MAX_BYTES = 128 << 20  # of tokenizer.json; the file of a vocabulary of 500,000 pieces has 35 MB
@@ -48,6 +49,8 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
         raise _no_settings(root)
     config = read_json_object(path) if path.exists() else {}
     kind = _kind(config, root)
+    if kind == "sentencepiece" and "type" not in config:
+        _refuse_foreign_model(root / MODEL_FILE)
     tokenizer: Tokenizer
     if kind == "tokenizers":
         tokenizer = _load_pipeline(root, config)
@@ -130,6 +133,20 @@ def _refuse_foreign(root: epath.Path) -> None:
             )
 
 
+def _refuse_foreign_model(path: epath.Path) -> None:
+    """Raises UserError for a SentencePiece model with the special pieces of ALBERT or T5."""
+    content = read_bytes(path)  # pieces are plain text in it
+    if PAD.encode() not in content and b"<pad>" in content:
+        raise UserError(
+            "tokenizer.foreign_model",
+            "found <pad> instead of [PAD], and no tokenizer.json beside it. Write tokenizer.json "
+            "in Python: transformers.AutoTokenizer.from_pretrained(directory)."
+            "save_pretrained(directory). Or, for ALBERT, use --uncased or --cased to read it as "
+            "google-research/albert does.",
+            place=path,
+        )
+
+
 def _wrong(path: epath.Path, key: str, found: str, allowed: object, hint: str = "") -> UserError:
     return UserError(
         "tokenizer.setting",
@@ -149,9 +166,11 @@ def _kind(config: dict[str, Any], root: epath.Path) -> str:
             hint = did_you_mean(kind, _FILE_OF_TYPE)
             raise _wrong(root / CONFIG_FILE, "type", f'"{kind:.60}"', [*_FILE_OF_TYPE], hint)
         return kind
-    for kind, name in _FILE_OF_TYPE.items():
-        if (root / name).exists():
-            return kind
+    found = [kind for kind, name in _FILE_OF_TYPE.items() if (root / name).exists()]
+    if found == ["sentencepiece", "tokenizers"]:  # ALBERT's files: transformers reads the second
+        return "tokenizers"
+    if found:
+        return found[0]
     if (root / MERGES_FILE).exists():
         return "tokenizers"
     raise UserError(

@@ -2,15 +2,18 @@
 
 import json
 import unicodedata
+import shutil
 from pathlib import Path
 
 import pytest
 import sentencepiece
+import transformers
 
+import bert_jax
 from bert_jax.interop.sentencepiece_file import read_albert_model
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.text import load_tokenizer
-from tests.interop.hf_checkpoints import read_run
+from tests.interop.hf_checkpoints import hf_model, read_run, small_config
 from tests.interop.reference_modeling import draw
 from tests.interop.test_tf_albert_electra import ALBERT_CONFIG, albert_shapes
 from tests.interop.tf1_writer import write_tf1
@@ -91,6 +94,52 @@ def test_a_checkpoint_with_a_sentencepiece_model_is_imported(tmp_path: Path, mod
     )
     ok("export", tmp_path / "run", tmp_path / "hf")
     assert load_tokenizer(tmp_path / "hf").hash == found.tokenizer.hash
+
+
+def published(directory: Path, model: Path) -> Path:
+    """Writes the files of ALBERT on the Hub, without a casing in tokenizer_config.json."""
+    config = small_config("AlbertForMaskedLM", vocab_size=PIECES)
+    hf_model(transformers.AlbertForMaskedLM, config).save_pretrained(directory)
+    parsed = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    pieces = [(parsed.id_to_piece(at), parsed.get_score(at)) for at in range(PIECES)]
+    tokenizer = transformers.AlbertTokenizer(vocab=pieces)
+    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
+    shutil.copy(model, directory / "spiece.model")
+    (directory / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    return directory
+
+
+def test_a_published_albert_is_read_as_in_transformers(
+    tmp_path: Path, model: Path, text: list[str]
+) -> None:
+    source = published(tmp_path / "albert", model)
+    ok("import", source, tmp_path / "run")
+    ours, theirs = (
+        bert_jax.load(tmp_path / "run").tokenizer,
+        transformers.AlbertTokenizer.from_pretrained(source),
+    )
+    lines = [*(line for line in TEXTS if "[MASK]" not in line), "``two'' quotes", *text[2000:2500]]
+    expected = theirs(lines, add_special_tokens=False).input_ids
+    assert [list(ours.encode(line)) for line in lines] == expected
+    line = refused("import", source, tmp_path / "again", "--uncased")
+    assert (line.key, line.values["name"]) == ("import.casing_known", "tokenizer.json")
+    ok("export", tmp_path / "run", tmp_path / "back")
+    assert load_tokenizer(tmp_path / "back").hash == ours.hash
+
+
+@pytest.mark.parametrize("casing", [{}, {"do_lower_case": True}])
+def test_a_model_without_tokenizer_json_needs_a_choice(
+    casing: dict[str, bool], tmp_path: Path, model: Path
+) -> None:
+    source = published(tmp_path / "albert", model)
+    (source / "tokenizer.json").unlink()
+    (source / "tokenizer_config.json").write_text(json.dumps(casing))
+    line = refused("import", source, tmp_path / "run")
+    assert line.key == "tokenizer.foreign_model"
+    assert line.values["place"] == str(source / "spiece.model")
+    ok("import", source, tmp_path / "run", "--uncased")
+    found = bert_jax.load(tmp_path / "run").tokenizer
+    assert found.hash == read_albert_model(model, lower_case=True).hash
 
 
 def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
