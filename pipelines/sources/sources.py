@@ -18,6 +18,7 @@ from bert_jax.pipelines.sources.files import (
     relative_names,
     unreadable,
 )
+from bert_jax.pipelines.sources.other_formats import START_BYTES, refuse_other_formats
 from bert_jax.pipelines.sources.readers import (
     parquet,
     records,
@@ -205,6 +206,9 @@ def _format(path: str, section: SourcesSection) -> str:
     if suffix in _BY_SUFFIX:
         return _BY_SUFFIX[suffix]
     with open_text(path) as file:
-        start = file.read(16)
+        start = file.read(START_BYTES)
     signs = _BY_START if suffix == ".txt" else (*_BY_START, *_BY_START_OF_JSON)
-    return next((name for sign, name in signs if start.startswith(sign)), "text")
+    found = next((name for sign, name in signs if start.startswith(sign)), "text")
+    if found in ("text", "jsonl"):
+        refuse_other_formats(path, suffix, start, expected=found)
+    return found

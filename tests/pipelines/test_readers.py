@@ -290,7 +290,7 @@ def test_wrong_names_in_tfds_datasets_are_named(
 
 def test_the_format_follows_the_suffix_then_the_first_bytes(tmp_path: Path) -> None:
     contents = {
-        "a.txt": ('{"text": "x"}', "text"),
+        "a.txt": ("{x} begins a line", "text"),
         "b.txt": ('<doc id="1" url="u" title="t">\n</doc>', "wikiextractor"),
         "c.jsonl": ("", "jsonl"),
         "d": ('{"text": "x"}', "jsonl"),
@@ -308,3 +308,78 @@ def test_the_format_follows_the_suffix_then_the_first_bytes(tmp_path: Path) -> N
     assert found == {
         packed: form for name, (_, form) in contents.items() for packed in (name, f"{name}.gz")
     }
+
+
+ROWS = [{"text": f"Row {n}, of several.", "label": n % 2} for n in range(6)]
+CSV = "".join(f'"{row["text"]}",{row["label"]}\n' for row in ROWS)
+TSV = "".join(f"{row['label']}\t{row['text']}\n" for row in ROWS)
+LONG = "word " * 80_000  # longer than the part of a file that is looked at
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("a.json", json.dumps(ROWS), "a JSON array"),
+        ("b.txt", "\ufeff" + json.dumps(ROWS, indent=2), "a JSON array"),
+        ("c", json.dumps([{"text": LONG}, *ROWS]), "a JSON array"),
+        ("d.json", json.dumps({"data": ROWS}, indent=2), "a JSON object of several lines"),
+        ("e.txt", "".join(f"{json.dumps(row)}\n" for row in ROWS), "JSON lines without the suffix"),
+        ("f.txt", "".join(f"[{n}, 2]\n" for n in range(3)), "JSON lists"),
+        ("g.csv", "one column\nof prose\n", "a CSV table"),
+        ("h.txt", "text,label\n" + CSV, "a CSV table"),
+        ("i", CSV, "a CSV table"),
+        ("j", ",text,label\n" + "".join(f"{n},One two.,x\n" for n in "123"), "a CSV table"),
+        (
+            "k.txt",
+            "id;text\n" + "".join(f'{n};"{LONG[:99_999]}"\n' for n in range(4)),
+            "a CSV table",
+        ),
+        ("l.txt", TSV, "a TSV table"),
+        ("m", "label\ttext\n" + 'x\tSay "no.\n' * 2, "a TSV table"),
+        ("n.html", " <!DOCTYPE html>\n<p>One.", "HTML"),
+        ("o.txt", "PK\x03\x04", "a zip archive"),
+        ("p.txt", "%PDF-1.7", "a PDF"),
+    ],
+)
+def test_another_format_is_not_read_as_prose(
+    tmp_path: Path, name: str, content: str, found: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    with refuses("input.other_format", place=path) as refusal:
+        read(sources(path))
+    assert str(refusal.value.values["found"]).startswith(found)
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    tally = Tally()
+    assert read(sources(packed, on_error="skip"), tally=tally) == []
+    assert tally.problems == 1
+    assert read(sources(path, format="text"))  # the setting overrules
+
+
+PROSE = [
+    '["Hello," she said.]\nAnother line.\n',
+    "[1] A footnote, and more.\n[2] Another, and more.\n",
+    "[Music]\n\n{x} is a set.\n",
+    '{"a": 1} is an object of JSON, and [1, 2] a list.\n',
+    '{"a": 1}\nis an object of JSON.\n',
+    "[Music, " + "one, two, " * 40_000,
+    "Well, I went.\nYes, you did.\nNo, he did not.\nSo, we all did.\n",
+    '"Yes," he said.\n"No," she said.\n"Well," they said.\n',
+    "Speaker: One.\n" * 9,
+    "Once; twice.\nNow; then.\nHere; there.\nIn; out.\n",
+    "床前明月光,疑是地上霜\n举头望明月,低头思故乡\n白日依山尽,黄河入海流\n欲穷千里目,更上一层楼\n",
+    "In 1,000 years.\nOf 2,000 men.\nBy 3,000 votes.\nTo 4,000 more.\nAt 5,000 feet.\n",
+    "\tAn indented line.\n" * 6,
+    "a | b\nc | d\ne | f\ng | h\n",
+    "<p>One tag</p> is prose.\n",
+    "",
+]
+
+
+@pytest.mark.parametrize("content", PROSE)
+def test_prose_with_brackets_and_commas_is_read(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "prose.txt"
+    path.write_text(content, encoding="utf-8")
+    section = sources(path, max_line_length=10_000_000)
+    assert read(section) == read(sources(path, format="text", max_line_length=10_000_000))
