@@ -17,7 +17,7 @@ _PIN: Final = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
 
 
 class HostLock(NamedTuple):
-    """What hosts with one kind of accelerator install, independent of the submitter."""
+    """Packages of all hosts with one kind of accelerator, independent of the submitter."""
 
     python: str  # version of Python: ``3.12``
     text: str  # content of the lock file

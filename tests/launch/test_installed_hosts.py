@@ -1,4 +1,4 @@
-"""What hosts really install: the staged lock, from a package index, into an empty environment."""
+"""Hosts install the staged lock: from a package index, into an empty environment."""
 
 import json
 import os
@@ -188,7 +188,7 @@ def test_hosts_install_the_lock_and_train(
 
 @pytest.mark.chaos
 def test_the_image_installs_the_lock_of_hosts(tmp_path: Path) -> None:
-    """The commands of the Dockerfile's first stage, in an environment like that of its image."""
+    """Runs the commands of the Dockerfile's first stage, in an environment like its image."""
     source, image = tmp_path / "source", tmp_path / "image"
     for name in (ROOT / ".dockerignore").read_text().splitlines():
         if (path := ROOT / name.removeprefix("!")).is_dir() and name.startswith("!"):
