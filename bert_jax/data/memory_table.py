@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 import numpy as np
 from etils import epath
 
+from bert_jax.data.class_names import ClassNames, names_of_features, names_of_schema
 from bert_jax.data.tables import TableRow
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
@@ -43,6 +44,8 @@ class MemoryTable:
     """A table in memory. Each row is a text, a tuple of values, or a dict of values by column."""
 
     rows: tuple[str | tuple[Any, ...] | dict[str, Any], ...]
+    classes: ClassNames = dataclasses.field(default_factory=dict)
+    """Names of numbered classes by column, of a `datasets.Dataset` or an Arrow table."""
 
     def __str__(self) -> str:
         return NAME
@@ -55,7 +58,8 @@ class MemoryTable:
 
         Raises UserError if a row is not a text, tuple or dict, or if column lengths differ.
         """
-        return cls(tuple(_row(row, at) for at, row in enumerate(_each(rows), start=1)))
+        found = tuple(_row(row, at) for at, row in enumerate(_each(rows), start=1))
+        return cls(found, _classes(rows))
 
     def named(self, names: Sequence[str]) -> Iterator[TableRow]:
         """Yields the rows with values by column.
@@ -77,7 +81,7 @@ class MemoryTable:
                     )
                 values = dict(zip(names, values, strict=False))
             columns = values if columns is None else columns
-            yield TableRow(Path(NAME), number, values, columns)
+            yield TableRow(Path(NAME), number, values, columns, classes=self.classes)
 
     def has(self, column: str, *, width: int) -> bool:
         """Returns whether any row is a dict with `column` or a tuple of at least `width` values."""
@@ -86,10 +90,25 @@ class MemoryTable:
             for row in self.rows
         )
 
-    def write_jsonl(self, path: epath.PathLike, names: Sequence[str]) -> None:
-        """Writes the rows as JSON lines. Raises UserError if JSON cannot represent a value."""
+    def write_jsonl(
+        self, path: epath.PathLike, names: Sequence[str], *, labels: Sequence[str] = ()
+    ) -> None:
+        """Writes the rows as JSON lines.
+
+        `labels` are columns to write with the names of their classes, which JSON lines cannot
+        store. Raises UserError if JSON cannot represent a value.
+        """
         try:
-            lines = [json.dumps(dict(row.values), ensure_ascii=False) for row in self.named(names)]
+            lines = [
+                json.dumps(
+                    {
+                        **row.values,
+                        **{name: row.labels(name) for name in labels if name in row.values},
+                    },
+                    ensure_ascii=False,
+                )
+                for row in self.named(names)
+            ]
         except TypeError as error:
             raise UserError(
                 "rows.not_json",
@@ -98,6 +117,13 @@ class MemoryTable:
                 reason=error,
             ) from None
         write_whole(epath.Path(path), "".join(f"{line}\n" for line in lines).encode())
+
+
+def _classes(rows: Any) -> ClassNames:
+    if hasattr(rows, "to_pylist"):  # pyarrow
+        return names_of_schema(getattr(getattr(rows, "schema", None), "metadata", None))
+    features: Any = getattr(rows, "features", None)  # `datasets`
+    return names_of_features(features.to_dict()) if hasattr(features, "to_dict") else {}
 
 
 def _each(rows: Any) -> Iterable[Any]:

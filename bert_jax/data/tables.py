@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+from bert_jax.data.class_names import NO_CLASSES, ClassNames, names_of_schema
 from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files import read
 from bert_jax.files.parquet import open_parquet, parquet_rows
@@ -84,6 +85,7 @@ class TableRow(NamedTuple):
     values: Mapping[str, Any]  # values by column: text, or any type of JSON and Parquet
     columns: Collection[str]  # columns of the header; without a header, of the first row
     delimiter: str | None = None  # delimiter of a .csv or .tsv
+    classes: ClassNames = NO_CLASSES  # names of numbered classes, by column
 
     @property
     def place(self) -> str:
@@ -163,6 +165,33 @@ class TableRow(NamedTuple):
                 table=self._names_place,
             )
         return rest[0]
+
+    def labels(self, name: str) -> Any:
+        """Returns the value in a column of labels, with the names of numbered classes.
+
+        ``{"label": 1}`` is ``"pos"`` if the classes are ``neg`` and ``pos``; a list has one name
+        per number. The number -1 is None: `datasets` writes it if the label is unknown. A missing
+        column is None. Raises RowError if a class has no name.
+        """
+        names = self.classes.get(name)
+        found = self.values.get(name)
+        return found if names is None else self._named(name, found, names)
+
+    def _named(self, column: str, found: Any, names: Sequence[str]) -> Any:
+        if isinstance(found, list | tuple):
+            return [self._named(column, each, names) for each in found]
+        if not isinstance(found, int) or isinstance(found, bool) or found == -1:
+            return None if found == -1 else found
+        if not 0 <= found < len(names):
+            raise RowError(
+                "table.class_number",
+                'column "{column}": found the class {found}, allowed: 0 to {last}',
+                place=self.place,
+                column=column,
+                found=found,
+                last=len(names) - 1,
+            )
+        return names[found]
 
     def text(self, name: str) -> str:
         """Returns the text in a column. Raises RowError if the value is not text."""
@@ -392,6 +421,7 @@ def _read_jsonl(path: Path, errors: RowErrors) -> Iterator[TableRow]:
 
 def _read_parquet(path: Path) -> Iterator[TableRow]:
     with open_parquet(path) as file:
+        classes = names_of_schema(file.schema_arrow.metadata)
         rows = parquet_rows(path, file, batch_size=BATCH_ROWS)
         for number, values in enumerate(rows, start=1):
-            yield TableRow(path, number, values, values)
+            yield TableRow(path, number, values, values, classes=classes)

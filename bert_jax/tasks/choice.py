@@ -41,7 +41,7 @@ from bert_jax.tasks.family import (
     row_errors,
     task_heads,
 )
-from bert_jax.tasks.labels import unknown_label
+from bert_jax.tasks.labels import UNKNOWN, canonical, number_of, unknown_label
 from bert_jax.text.tokenizer import Tokenizer
 
 # SWAG: data/train.csv of github.com/rowanz/swagaf. CODAH: data/full_data.tsv of
@@ -308,17 +308,21 @@ def _question(row: TableRow, columns: ChoiceColumns) -> ChoiceQuestion:
             )
     stem = f"{row.text(columns.stem)} " if columns.stem else ""
     label = row.values.get(columns.label)
+    if columns.label_is == "index" and number_of(label) == UNKNOWN:
+        label = None  # a test set of `datasets`
     used = (columns.text, columns.stem, columns.label, *columns.choices)
     own = row.values.get(columns.id or "id") if columns.id or "id" not in used else None
     return ChoiceQuestion(
         id=None if own is None else str(own),
         text=row.text(columns.text),
         choices=tuple(f"{stem}{choice}".strip() for choice in choices),
-        label=None if label in (None, "") else _label(row, str(label), choices, columns),
+        label=None if label in (None, "") else _label(row, label, choices, columns),
     )
 
 
-def _label(row: TableRow, label: str, choices: tuple[str, ...], columns: ChoiceColumns) -> int:
+def _label(row: TableRow, found: Any, choices: tuple[str, ...], columns: ChoiceColumns) -> int:
+    # pandas stores whole numbers as 1.0 if some are missing.
+    label = canonical(str(found).strip()) if columns.label_is == "index" else str(found)
     names = {
         "index": tuple(str(number) for number in range(len(choices))),
         "column": columns.choices,

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
@@ -16,6 +17,8 @@ from bert_jax.model.section import ProblemName
 Target: TypeAlias = int | frozenset[int] | float | None
 Weighting: TypeAlias = Literal["none", "balanced"] | Mapping[str, float]
 
+UNKNOWN: Final = -1  # label of a row without a label, as `datasets` writes it
+_WHOLE_FLOAT: Final = re.compile(r"(-?\d+)\.0+")
 SHOWN: Final = 20  # maximum number of labels in a message
 
 
@@ -88,6 +91,23 @@ class Labelling(NamedTuple):
         numbers = [label_number(name, self.names, place=place) for name in names]
         return frozenset(numbers) if several else numbers[0]
 
+    def without_unknown(self, rows: Sequence[TextRow]) -> tuple[Sequence[TextRow], int]:
+        """Returns rows with None for each label -1, and the number of these labels.
+
+        GLUE and `datasets` write -1 for the hidden labels of a test set. If -1 is a label of the
+        model, or in a regression one of several numbers, it stays.
+        """
+        unknown = [number_of(row.label) == UNKNOWN for row in rows]
+        is_number = self.problem == "regression"
+        if is_number and not all(
+            row.unlabelled or none for row, none in zip(rows, unknown, strict=True)
+        ):
+            return rows, 0
+        if not is_number and str(UNKNOWN) in self.names:
+            return rows, 0
+        pairs = zip(rows, unknown, strict=True)
+        return [row._replace(label=None) if none else row for row, none in pairs], sum(unknown)
+
     def names_in(self, row: TextRow) -> list[str]:
         """Returns the labels of a row, at most one unless the data are multi-label.
 
@@ -108,6 +128,8 @@ class Labelling(NamedTuple):
             return "true" if found else "false"
         if isinstance(found, float) and found.is_integer():
             return str(int(found))  # Parquet stores whole numbers as floats if some are missing
+        if isinstance(found, str) and found not in self.names:
+            return canonical(found)
         if isinstance(found, str | int | float):
             return str(found)
         raise RowError(
@@ -203,12 +225,29 @@ def shown_labels(names: Sequence[str]) -> list[str]:
     return [*names[:SHOWN], *(["…"] if names[SHOWN:] else [])]
 
 
+def canonical(label: str) -> str:
+    """Returns whole numbers without the fraction that pandas writes: ``"1.0"`` → ``"1"``."""
+    whole = _WHOLE_FLOAT.fullmatch(label)
+    return label if whole is None else whole[1]
+
+
 def label_number(name: str, names: Sequence[str], *, place: str) -> int:
-    """Returns the index of a label in `names`. Raises RowError if it is not there."""
-    try:
+    """Returns the index of a label in `names`.
+
+    Programs spell numbers and truth values in several ways: ``1`` also finds ``1.0``, and ``true``
+    finds ``True``. Raises RowError if the label is not there.
+    """
+    if name in names:
         return names.index(name)
-    except ValueError:
-        raise unknown_label(name, names, place=place) from None
+    for spelling in (canonical, _truth):
+        found = [at for at, each in enumerate(names) if spelling(each) == spelling(name)]
+        if len(found) == 1:
+            return found[0]
+    raise unknown_label(name, names, place=place)
+
+
+def _truth(label: str) -> str:
+    return label.lower() if label.lower() in ("true", "false") else label
 
 
 def unknown_label(
@@ -221,8 +260,14 @@ def unknown_label(
         place=place,
         found=found,
         allowed=shown_labels(allowed),
-        hint=did_you_mean(found, allowed) if hint is None else hint,
+        hint=_hint(found, allowed) if hint is None else hint,
     )
+
+
+def _hint(found: str, allowed: Sequence[str]) -> str:
+    if number_of(found) == UNKNOWN:
+        return "; in tables of datasets, -1 is a missing label"
+    return did_you_mean(found, allowed)
 
 
 def too_few_labels(found: Collection[str], source: object, column: str | None = None) -> UserError:

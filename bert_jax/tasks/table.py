@@ -17,12 +17,14 @@ from bert_jax.tasks.family import (
     DataRequest,
     Family,
     FilesSection,
+    count_notes,
     needs_labels,
     no_benchmark,
     no_rows,
     row_errors,
 )
 from bert_jax.tasks.labels import (
+    UNKNOWN,
     Labelling,
     TextRow,
     find_problem,
@@ -96,7 +98,13 @@ class TableSection(FilesSection):
             write_official=no_benchmark("table"),
         )
         examples = {}
-        for name, (source, rows, errors) in found.items():
+        for name, (source, rows, errors, padded) in found.items():
+            if padded:
+                around = f"labels had blanks around them, which were removed, first {padded[0]!r}"
+                notes += count_notes(source, {around: len(padded)})
+            if not needs_labels(name):
+                rows, unknown = labelling.without_unknown(rows)
+                notes += count_notes(source, {"labels are -1 and count as missing": unknown})
             # In multi-label data, an empty cell is an empty set of labels. If all cells are empty,
             # the split is unlabelled instead.
             if not needs_labels(name) and all(row.unlabelled for row in rows):
@@ -122,6 +130,7 @@ class _Table(NamedTuple):
     source: Path | MemoryTable
     rows: Sequence[TextRow]
     errors: RowErrors
+    padded: Sequence[str]  # labels with blanks around them, which were removed
 
 
 def _read(section: TableSection, request: DataRequest, role: str) -> _Table:
@@ -132,16 +141,23 @@ def _read(section: TableSection, request: DataRequest, role: str) -> _Table:
     else:
         errors = row_errors(section.on_error, role)
         table = read_table(source, delimiter=section.delimiter, errors=errors)
-    rows = text_rows(table, section, labelled=needs_labels(role), errors=errors)
+    padded: list[str] = []
+    labelled = needs_labels(role)
+    rows = text_rows(table, section, labelled=labelled, errors=errors, padded=padded)
     if not rows:
         raise no_rows(source, errors)
-    return _Table(source, rows, errors)
+    return _Table(source, rows, errors, padded)
 
 
 def text_rows(
-    table: Iterable[TableRow], section: TableSection, *, labelled: bool, errors: RowErrors
+    table: Iterable[TableRow],
+    section: TableSection,
+    *,
+    labelled: bool,
+    errors: RowErrors,
+    padded: list[str] | None = None,
 ) -> list[TextRow]:
-    """Returns the rows of a table.
+    """Returns the rows of a table. Removes blanks around labels; `padded` receives such labels.
 
     By default, ids come from the column "id" if all its values are texts or integers. Otherwise
     they are the indices of the rows; skipped rows count too. If `labelled` is set, the label column
@@ -153,14 +169,18 @@ def text_rows(
     used = (section.text, section.pair, section.label)
     found: list[TextRow] = []
     own: list[Any] = []
+    padded = [] if padded is None else padded
 
     def read(row: TableRow) -> None:
         row.require(required)
         number = len(found) + errors.count
         named = number if section.id is None else row_id(row, section.id)
-        label = row.values.get(section.label)
+        label = row.labels(section.label)
         if isinstance(label, float) and math.isnan(label):
             label = None  # a missing number in Parquet
+        if isinstance(label, str) and label != label.strip():
+            padded.append(label)
+            label = label.strip()
         pair = None if section.pair is None else row.text(section.pair)
         found.append(TextRow(row.place, row.line, named, row.text(section.text), pair, label))
         own.append(row.values.get("id") if "id" not in used else None)
@@ -208,6 +228,7 @@ def _labelling(
     if not labelling.names:
         train = found.get("train") or _read(section, request, "train")
         labelling = labelling.with_names_of(train.rows)
+        notes += _doubts(labelling, train.source)
     if (problem == "regression") != (len(labelling.names) == 1):
         raise UserError(
             "table.problem",
@@ -218,6 +239,22 @@ def _labelling(
             labels=shown_labels(labelling.names),
         )
     return labelling, notes
+
+
+def _doubts(labelling: Labelling, source: Path | MemoryTable) -> list[str]:
+    """Returns notes on labels of a training set that may not be meant as labels of their own."""
+    if labelling.problem == "regression":
+        return []
+    notes, spellings = [], defaultdict[str, list[str]](list)
+    for name in labelling.names:
+        spellings[name.casefold()].append(name)
+    if alike := [name for names in spellings.values() if names[1:] for name in names]:
+        shown = ", ".join(shown_labels(alike))
+        notes.append(f"{source}: labels that differ only in case are different labels: {shown}")
+    numbers = [str(number) for number in range(UNKNOWN, len(labelling.names) - 1)]
+    if [*labelling.names] == numbers:
+        notes.append(f"{source}: {UNKNOWN} is a label; if it marks missing labels, remove its rows")
+    return notes
 
 
 def _problem(

@@ -126,9 +126,10 @@ def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
         names = [task.anchor, *(name for name in between if name is not None)]
     else:
         names = [task.columns.text, *task.columns.choices, task.columns.label]
+    labels = [task.label] if isinstance(task, TableSection) else []
     for key, rows in data.items():
         root.mkdir(parents=True, exist_ok=True)
-        MemoryTable.of(rows).write_jsonl(root / f"{key}.jsonl", names)
+        MemoryTable.of(rows).write_jsonl(root / f"{key}.jsonl", names, labels=labels)
     changed = task.model_copy(update={key: str(root / f"{key}.jsonl") for key in data})
     finetuning = section.model_copy(update={"task": changed})
     return config.model_copy(update={"finetune": finetuning})

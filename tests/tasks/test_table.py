@@ -6,15 +6,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.config import parse_config
 from bert_jax.tasks.family import Family
 from bert_jax.tasks.sequence import TextExample
 from bert_jax.tasks.table import TableSection, hold_out
+from bert_jax.verbs.finetune import with_tables
 from tests.project import refuses
 from tests.tasks.sequences import labels_of, opening, predict, write_lines
 
@@ -71,7 +74,8 @@ def test_a_stray_cell_is_a_class_only_if_configured(tmp_path: Path, cell: str) -
         table(tmp_path, "train", dev="unread.csv")
     assert "8 of 10" in error.value.values["hint"]
     asked = table(tmp_path, "train", dev="unread.csv", problem="single_label")
-    assert set(asked.heads.labels) == {*found, spelled, "bad"}
+    # Whole numbers have no fraction, as in JSON and Parquet.
+    assert set(asked.heads.labels) == {*(f"{n / 4:g}" for n in range(8)), spelled, "bad"}
 
 
 def test_lists_are_multiple_labels(tmp_path: Path) -> None:
@@ -105,6 +109,106 @@ def test_separators_divide_multiple_labels(tmp_path: Path) -> None:
         labels=("a", "b"),
     )
     assert labels_of(family.splits["test"]) == [None, None]
+
+
+@pytest.mark.parametrize("train", [["0", "1"], ["0.0", "1.0"], [0, 1], [0.0, 1.0], ["0", "1.0", 1]])
+@pytest.mark.parametrize("dev", [["0", "1"], ["0.0", "1.0"], [0, 1], [0.0, 1.0]])
+def test_whole_numbers_are_one_label_in_any_spelling(
+    tmp_path: Path, train: list[Any], dev: list[Any]
+) -> None:
+    path = jsonl_of(tmp_path / "train.jsonl", train)
+    dev_path = csv_of(tmp_path / "dev.csv", [str(label) for label in dev])
+    family = table(tmp_path, train=str(path), dev=str(dev_path))
+    assert family.heads.labels == ("0", "1")
+    assert labels_of(family.splits["dev"]) == [0, 1]
+    # Models trained before keep their spelling.
+    old = table(tmp_path, "dev", train=str(path), dev=str(dev_path), labels=("0.0", "1.0"))
+    assert labels_of(old.splits["dev"]) == [0, 1]
+
+
+def test_truth_values_of_csv_and_json_are_one_label(tmp_path: Path) -> None:
+    csv_of(tmp_path / "train.csv", ["True", "False"])
+    dev = jsonl_of(tmp_path / "dev.jsonl", [True, False])
+    family = table(tmp_path, dev=str(dev))
+    assert family.heads.labels == ("False", "True")
+    assert labels_of(family.splits["dev"]) == [1, 0]
+
+
+def test_blanks_around_labels_are_removed_with_a_note(tmp_path: Path) -> None:
+    train = csv_of(tmp_path / "train.csv", ["pos", "neg ", " pos", "neg", "Neg"])
+    family = table(tmp_path, "train", dev="unread.csv")
+    assert family.heads.labels == ("Neg", "neg", "pos")
+    (blanks,) = (note for note in family.notes if "had blanks" in note)
+    assert blanks.startswith(f"{train}: 2 ")
+    assert "'neg '" in blanks
+    assert any(note.endswith("Neg, neg") for note in family.notes)
+    csv_of(tmp_path / "train.csv", ["pos", "neg", "  "])
+    with refuses("label.missing", allowed=["neg", "pos"]):
+        table(tmp_path, "train", dev="unread.csv")
+
+
+def test_minus_one_is_a_missing_label_in_test_sets(tmp_path: Path) -> None:
+    csv_of(tmp_path / "train.csv", ["0", "1"])
+    test = csv_of(tmp_path / "test.csv", ["-1", "1", "-1.0"])
+    family = table(tmp_path, "train", "test", dev="unread.csv", test=str(test))
+    assert labels_of(family.splits["test"]) == [None, 1, None]
+    assert any(note.startswith(f"{test}: 2 labels are -1") for note in family.notes)
+    with refuses("label.unknown", found="-1", allowed=["0", "1"]) as error:
+        table(tmp_path, dev=str(test))
+    assert "missing" in error.value.values["hint"]
+    # In a regression, only a file of nothing but -1 has no labels.
+    csv_of(tmp_path / "train.csv", ["0.5", "-1"])
+    family = table(tmp_path, "train", "test", dev="unread.csv", test=str(test))
+    assert labels_of(family.splits["test"]) == [-1, 1, -1]
+    csv_of(tmp_path / "test.csv", ["-1.0", "-1.0"])
+    family = table(tmp_path, "train", "test", dev="unread.csv", test=str(test))
+    assert labels_of(family.splits["test"]) == [None, None]
+    # A training set may have the class -1.
+    csv_of(tmp_path / "train.csv", ["-1", "0", "1"])
+    family = table(tmp_path, "train", "test", dev="unread.csv", test=str(test))
+    assert labels_of(family.splits["test"]) == [0, 0]
+    assert any("-1 is a label" in note for note in family.notes)
+
+
+COLUMNS = {"kind": "table", "text": "text", "label": "label"}
+CLASSES = {"names": ["neg", "pos"], "_type": "ClassLabel"}
+
+
+def test_parquet_of_datasets_has_the_names_of_classes(tmp_path: Path) -> None:
+    classes = datasets.ClassLabel(names=["neg", "pos"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": classes})
+
+    def write(name: str, labels: list[int]) -> Path:
+        texts = [f"w{n}" for n in range(len(labels))]
+        rows = datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features)
+        rows.to_parquet(tmp_path / name)
+        return tmp_path / name
+
+    train, test = write("train.parquet", [1, 0, 1]), write("test.parquet", [-1, -1])
+    family = table(tmp_path, "train", "test", train=str(train), dev="unread.csv", test=str(test))
+    assert family.heads.labels == ("neg", "pos")
+    assert labels_of(family.splits["train"]) == [1, 0, 1]
+    assert labels_of(family.splits["test"]) == [None, None]
+    held = datasets.Dataset.from_dict({"text": ["w1", "w2"], "label": [1, 0]}, features=features)
+    config = {"run_dir": str(tmp_path / "run"), "finetune": {"init_from": "x", "task": COLUMNS}}
+    tables: list[Any] = [held, held.data.table]
+    for rows in tables:
+        with_tables(parse_config(config, source="a.yaml"), {"train": rows})
+        written = tmp_path / "run" / "data" / "train.jsonl"
+        family = table(tmp_path, "train", train=str(written), dev="unread.csv")
+        assert (family.heads.labels, labels_of(family.splits["train"])) == (("neg", "pos"), [1, 0])
+    lists = features | {"label": datasets.Sequence(classes)}
+    rows = datasets.Dataset.from_dict(
+        {"text": ["w1", "w2"], "label": [[0, 1], []]}, features=datasets.Features(lists)
+    )
+    rows.to_parquet(train)
+    family = table(tmp_path, "train", train=str(train), dev="unread.csv")
+    assert labels_of(family.splits["train"]) == [[1, 1], [0, 0]]
+    metadata = {b"huggingface": json.dumps({"info": {"features": {"label": CLASSES}}})}
+    columns = pa.table({"text": ["w1", "w2"], "label": [0, 2]}).replace_schema_metadata(metadata)
+    pq.write_table(columns, train)
+    with refuses("table.class_number", place=f"{train}: row 2", found=2, last=1):
+        table(tmp_path, "train", train=str(train), dev="unread.csv")
 
 
 def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
