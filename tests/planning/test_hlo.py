@@ -138,6 +138,15 @@ def test_a_loops_body_counts_once_per_trip(text: str) -> None:
     assert found.by_kind["random bits"] == found.by_bytes
 
 
+def test_the_largest_number_of_cycles_is_no_estimate() -> None:
+    """The compiler writes it for operations that it cannot estimate."""
+    unknown = counted(NESTED.replace(cycles(7), cycles(2**63 - 1)))
+    known = counted(NESTED)
+    moved = 4 * round(3 * 8 * 8 * 4 / V5E.bytes_per_cycle)
+    assert unknown.by_bytes == known.by_bytes + moved
+    assert unknown.total == known.total - 4 * 7 + moved
+
+
 def test_a_data_dependent_loop_is_named_and_counts_once() -> None:
     """The bound of the loop is an argument of the program."""
     text = NESTED.replace("%eight = u32[] constant(8)", "%eight = u32[] convert(%flag)")

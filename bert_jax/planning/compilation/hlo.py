@@ -19,7 +19,8 @@ _CALLED = re.compile(
     r"\b(calls|body|condition|to_apply|true_computation|false_computation)=%([\w.\-]+)"
 )
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+# For gathers that v6e's SparseCore executes, libtpu 0.0.50 writes 2⁶³ − 1: no estimate.
+_CYCLES = re.compile(r'"estimated_cycles":"(\d{1,18})"')
 # A memory space in the layout: S(1) is VMEM on the chip. Without S, the array is in HBM.
 _ON_CHIP = re.compile(r"S\(\d+\)")
 _PARENTHESIS = re.compile(r"[()]")
