@@ -17,6 +17,7 @@ from bert_jax.data.google_bert.reader import (
     open_google_bert,
 )
 from bert_jax.data.loader.loader import Loader, evaluation_batches
+from bert_jax.data.loader.mask_share import MaskShare, measure_masks
 from bert_jax.data.rows.masking_transform import StaticMaskTransform
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
@@ -232,6 +233,7 @@ class OpenedPhase(NamedTuple):
     validation: str | None  # fingerprint of the validation split, if there is one
     evaluator: Evaluator | None  # None without evaluation
     evaluated: int  # number of examples per evaluation
+    masks: MaskShare | None  # masks of words in a sample of the training split
 
 
 class PhaseOpener(NamedTuple):
@@ -268,7 +270,9 @@ class PhaseOpener(NamedTuple):
         with under(key, PhaseSection):
             if held_out is None and VALIDATION in source.splits:
                 held_out = open_split(section.dataset, VALIDATION, key="dataset")
-            phase, evaluator = self._phase(section, source, held_out, changes=changes, index=index)
+            phase, evaluator, masks = self._phase(
+                section, source, held_out, changes=changes, index=index
+            )
         validation = None if held_out is None else held_out.dataset.fingerprint
         total = 0 if held_out is None or evaluator is None else len(held_out.dataset)
         return OpenedPhase(
@@ -278,6 +282,7 @@ class PhaseOpener(NamedTuple):
             validation,
             evaluator,
             min(total, self._limit or total),
+            masks,
         )
 
     @property
@@ -294,7 +299,7 @@ class PhaseOpener(NamedTuple):
         *,
         changes: Mapping[str, float],
         index: int,
-    ) -> tuple[Phase, Evaluator | None]:
+    ) -> tuple[Phase, Evaluator | None, MaskShare | None]:
         settings = self.settings
         objective = self.objective_for(index, self.architecture.with_changes(changes))
         model = define_model(objective.build)
@@ -345,4 +350,4 @@ class PhaseOpener(NamedTuple):
             batch=abstract_batch(features, self.mesh, rows=section.batch_size),
             compile_evaluation=evaluator and evaluator.compile,
         )
-        return phase, evaluator
+        return phase, evaluator, measure_masks(source.dataset, features, seed=settings.seed)

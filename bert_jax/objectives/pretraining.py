@@ -68,6 +68,9 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
             console.print(
                 f"{found.dataset} has no validation split: evaluation is skipped", markup=False
             )
+        if found.masks is not None and found.masks.low:
+            said = f"{found.dataset}: {found.masks.describe()}"
+            console.print(said, markup=False, soft_wrap=True)
     with (
         hold_run(root) as check_lock,
         write_checkpoints(root, settings.train.checkpoint) as checkpoints,

@@ -56,6 +56,11 @@ def is_word_character(character: str) -> bool:
     return _category(character)[0] in "LNM"
 
 
+def is_attached(character: str) -> bool:
+    """Returns whether ``character`` belongs to the one before it: a mark, or category Cf."""
+    return _category(character).startswith(("M", "Cf"))
+
+
 def fold(text: str, *, lower_case: bool, strip_accents: bool) -> str:
     """Lower-cases and drops accents: ``fold("Élan", lower_case=True, strip_accents=True)`` -> elan.
 

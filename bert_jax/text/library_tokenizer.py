@@ -18,7 +18,7 @@ from bert_jax.text.pipeline_file import Roles, Spec
 from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.vocabulary import in_order_of_ids
-from bert_jax.text.word_starts import word_bounds
+from bert_jax.text.word_starts import WordBounds
 
 PIPELINE_FILE = "tokenizer.json"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -69,10 +69,8 @@ class LibraryTokenizer(Tokenizer):
         )
         self.separators = separators
         self._added = {token["id"]: token for token in self.spec["added_tokens"]}
-        bounds = word_bounds(map(self._bytes_of_word, range(self.vocab_size)))
-        self.is_continuation, self.ends_word = bounds
-        if roles.unk is not None:  # the rest of its word may be known
-            self.ends_word[self.special.unk] = False
+        self.ends_word = WordBounds.of(map(self._bytes_of_word, range(self.vocab_size)))
+        self.is_continuation = self.ends_word.continues
         content = pipeline_file.essence(self.spec, roles, separators)
         self.hash = hashlib.sha256(content.encode("ascii")).hexdigest()
 
@@ -202,6 +200,8 @@ class LibraryTokenizer(Tokenizer):
         return added is not None and added["single_word"] and added["lstrip"]
 
     def _bytes_of_word(self, token_id: int) -> bytes | None:
+        if self.roles.unk is not None and token_id == self.special.unk:
+            return b""  # the rest of its word may be known
         return None if token_id in self._added else self._bytes(token_id)
 
 

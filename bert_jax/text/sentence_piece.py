@@ -7,13 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import sentencepiece
 from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.text.basic_tokenizer import UNICODE_VERSION, fold
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.word_starts import WordBounds
 
 MODEL_FILE = "spiece.model"
 WORD_START = "▁"
@@ -49,13 +49,8 @@ class SentencePieceTokenizer(Tokenizer):
             strip_accents=strip_accents,
             source=source,
         )
-        self.is_continuation = np.array(
-            [
-                not (self._is_reserved(token_id) or piece.startswith(WORD_START))
-                for token_id, piece in enumerate(self._vocabulary)
-            ],
-            dtype=np.bool_,
-        )
+        self.ends_word = WordBounds.of(map(self._bytes_of_word, range(self.vocab_size)))
+        self.is_continuation = self.ends_word.continues
         self.hash = _hash(model, lower_case=lower_case, strip_accents=self.drops_accents)
 
     def encode(self, text: str) -> list[int]:
@@ -102,6 +97,16 @@ class SentencePieceTokenizer(Tokenizer):
         """Pickles the serialised model and the settings, for worker processes."""
         settings = {"lower_case": self.lower_case, "strip_accents": self.strip_accents}
         return functools.partial(type(self), **settings), (self.model,)
+
+    def _bytes_of_word(self, token_id: int) -> bytes | None:
+        if self._model.is_unknown(token_id):
+            return b""  # the rest of its word may be known
+        if self._is_reserved(token_id):
+            return None
+        piece = self._vocabulary[token_id]
+        if self._model.is_byte(token_id):  # such as <0xE4>
+            return bytes.fromhex(piece[3:-1])
+        return piece.replace(WORD_START, " ").encode()
 
     def _is_reserved(self, token_id: int) -> bool:
         model = self._model

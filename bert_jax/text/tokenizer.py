@@ -18,6 +18,7 @@ from bert_jax.text.vocabulary import (
     find_special,
     split_at_masks,
 )
+from bert_jax.text.word_starts import WordBounds
 
 CONFIG_FILE = "tokenizer_config.json"
 
@@ -36,15 +37,15 @@ class Tokenizer(abc.ABC):
         separators: number of separators between the texts of a pair: 1 in ``[CLS] A [SEP] B
             [SEP]``, 2 in RoBERTa's ``<s> A </s></s> B </s>``.
         is_continuation: whether a piece continues a word, bool ``[vocab_size]``.
-        ends_word: whether the piece after it begins a word in any case, bool ``[vocab_size]``.
-            None if `is_continuation` alone decides.
+        ends_word: words by the characters of adjacent pieces. None if `is_continuation` alone
+            decides.
         hash: SHA-256 of vocabulary and settings. Tokenizers that behave alike have equal hashes.
         lower_case: whether text is lower-cased.
         strip_accents: whether accents are dropped. If None, the value of ``lower_case``.
     """
 
     is_continuation: np.ndarray
-    ends_word: np.ndarray | None = None
+    ends_word: WordBounds | None = None
     separators: int = 1
     hash: str
 

@@ -71,6 +71,7 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
         problems |= finding.level == "problem"
         yield finding
     from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs
+    from bert_jax.diagnostics.masks import check_masks
 
     if config.train is not None and config.tokenizer is not None:
         inputs = pretraining_inputs(
@@ -80,6 +81,9 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
             optimizer=config.optimizer,
         )
         yield from (checked(*each) for each in inputs)
+        yield from check_masks(
+            config.train, tokenizer=config.tokenizer, objective=config.objective, seed=config.seed
+        )
     if config.finetune is not None:
         yield from (checked(*each) for each in finetuning_inputs(config.finetune))
     if not problems and (step := trained()) is not None and step.longest:

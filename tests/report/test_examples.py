@@ -15,6 +15,7 @@ from bert_jax.data.dataset.provenance import (
     TextRecord,
 )
 from bert_jax.data.dataset.schema import Example
+from bert_jax.data.loader.mask_share import MaskShare
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection
 from bert_jax.report.dataset.page import render
 from bert_jax.report.dataset.sample import Piece, Sample, SampleExample, sample_example
@@ -46,6 +47,7 @@ def page(languages: dict[str, LanguageRecord] | None = None) -> str:
     sample = Sample(
         size=100, tokens=3000, changes={"masked": 360, "random": 45, "kept": 45},
         labels=Counter({"B follows A": 52, "B is random": 48}),
+        masks=MaskShare("whole_word", predictions=450, wanted=600, without=25, examples=100),
         pieces=[("the", 300), ("##s", 30)],
         shown=[SampleExample(7, "B is random", (first, second), tokens=7, predictions=3)],
     )  # fmt: skip
@@ -84,6 +86,7 @@ def test_the_page_shows_every_figure() -> None:
     assert rows(root, "Contamination") == {"RTE/dev.tsv": ["277", "3", "1.08%", "1"]}
     text = document.text
     assert "tokens to predict 15.00%" in text
+    assert "whole_word masks 75.0% of its budget, and nothing in 25.0% of the examples" in text
     assert "unigram entropy 5.250 nats" in text
     assert "unknown pieces 0.200%" in text
 

@@ -72,16 +72,12 @@ def test_sentencepiece_offsets_point_into_the_text() -> None:
     found = OffsetEncoder(tokenizer).encode(text)
     assert found.ids == tokenizer.encode(text)
     words: list[str] = []
-    for piece, start, end in zip(found.ids, found.starts, found.ends, strict=True):
-        part = text[start:end]
-        words = (
-            [*words, part]
-            if not tokenizer.is_continuation[piece]
-            else [
-                *words[:-1],
-                words[-1] + part,
-            ]
-        )
+    for piece, start, end in zip(
+        tokenizer.pieces(found.ids), found.starts, found.ends, strict=True
+    ):
+        if piece.startswith("▁"):
+            words.append("")
+        words[-1] += text[start:end]
     assert words[:3] == ["The", "interpreter", "Évaluates"]
     assert words[4:] == ["expressions,", "don't"]
     assert len(found.ids) > len(words)

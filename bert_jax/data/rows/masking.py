@@ -13,7 +13,7 @@ from bert_jax.data.rows import mask_selection
 from bert_jax.data.rows.mask_selection import Segmenter
 from bert_jax.errors import SettingError, UserError
 from bert_jax.section import Section
-from bert_jax.text.word_starts import continuations
+from bert_jax.text.word_starts import WordBounds, continuations
 
 if TYPE_CHECKING:
     from bert_jax.text.tokenizer import Tokenizer
@@ -142,8 +142,8 @@ class TokenMasker:
     vocab_size: int
     # Whether a piece continues a word, bool [vocab_size]. Only for units made of words.
     is_continuation: np.ndarray = dataclasses.field(repr=False, compare=False)
-    # Whether the next piece begins a word in any case, bool [vocab_size].
-    ends_word: np.ndarray | None = dataclasses.field(default=None, repr=False, compare=False)
+    # Words by the characters of adjacent pieces, for vocabularies without `##`.
+    ends_word: WordBounds | None = dataclasses.field(default=None, repr=False, compare=False)
     segmenter: Segmenter | None = None  # segmenter of Chinese text, for units made of words
 
     @classmethod
@@ -168,24 +168,33 @@ class TokenMasker:
             segmenter=segmenter,
         )
 
+    def candidates(self, input_ids: np.ndarray) -> np.ndarray:
+        """Returns the positions of the tokens that may be masked, ascending, int [c]."""
+        return np.flatnonzero((input_ids != self.special.cls) & (input_ids != self.special.sep))
+
+    def wanted(self, tokens: int, candidates: int, *, progress: float = 0.0) -> int:
+        """Returns the number of predictions in an example, ``max(1, round(tokens * rate))``.
+
+        `tokens` includes [CLS] and [SEP], as in google-research/bert. The number is at most
+        `max_predictions` and the number of candidates. The rate is `MaskingSection.rate_at` the
+        progress.
+        """
+        budget = max(1, round(tokens * self.masking.rate_at(progress)))
+        return min(self.max_predictions, budget, candidates)
+
     def __call__(
         self, input_ids: np.ndarray, rng: np.random.Generator, *, progress: float = 0.0
     ) -> MaskedExample:
         """Returns ``input_ids``, integers [n], as a masked example. The argument stays unchanged.
 
-        The number of predictions is ``min(max_predictions, max(1, round(n * rate)))``, where n
-        includes [CLS] and [SEP], as in google-research/bert. The rate is `MaskingSection.rate_at`
-        the progress, a share of the run's steps. Whole words and spans may give fewer
-        predictions, because words that would exceed this number are skipped. Raises UserError if an
-        id is not in the vocabulary.
+        The number of predictions is `wanted`. Whole words and spans may give fewer predictions,
+        because words that would exceed this number are skipped. The progress is a share of the
+        run's steps. Raises UserError if an id is not in the vocabulary.
         """
         check_vocabulary(int(input_ids.max()), vocab_size=self.vocab_size)
-        candidates = np.flatnonzero(
-            (input_ids != self.special.cls) & (input_ids != self.special.sep)
-        )
+        candidates = self.candidates(input_ids)
         total = len(candidates)
-        budget = max(1, round(len(input_ids) * self.masking.rate_at(progress)))
-        budget = min(self.max_predictions, budget, total)
+        budget = self.wanted(len(input_ids), total, progress=progress)
         sized = total if self.masking.unit in ("ngram", "span") else 0
         # Draw only uniform doubles: a new NumPy version is less likely to change `random` than
         # `choice` or `permutation`.

@@ -174,6 +174,8 @@ class MaskingTransform:
             optional["masking.segmenter"] = masking.segmenter
         if masking.final_rate is not None:
             optional["masking.final_rate"] = masking.final_rate
+        if masking.unit != "token" and self.masker.ends_word is not None:
+            optional["masking.words"] = "by characters"  # earlier versions had other words
         if masking.unit in ("ngram", "span"):
             optional["masking.chances"] = ",".join(
                 f"{chance:.6g}" for chance in masking.span_chances

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from bert_jax.data.dataset.reader import Dataset
 from bert_jax.data.dataset.schema import Example
+from bert_jax.data.loader.mask_share import MaskShare
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.text import Tokenizer
@@ -60,6 +61,7 @@ class Sample(NamedTuple):
     tokens: int
     changes: dict[str, int]  # number of target tokens by change, in the order of `CHANGES`
     labels: Counter[str]
+    masks: MaskShare
     pieces: list[tuple[str, int]]  # (piece, count), most frequent first, without special pieces
     shown: list[SampleExample]
 
@@ -79,11 +81,13 @@ def take_sample(
     pieces = np.zeros(tokenizer.vocab_size, np.int64)
     changes = np.zeros(len(CHANGES), np.int64)
     labels: Counter[str] = Counter()
-    tokens, found = 0, []
+    tokens, wanted, without, found = 0, 0, 0, []
     for start in range(0, len(indices), _CHUNK):
         chunk = indices[start : start + _CHUNK]
         for index, example in zip(chunk, split.__getitems__(chunk), strict=True):
             masked = rows(example.input_ids, stream(seed, "report", index))
+            wanted += rows.wanted(len(example.input_ids), len(rows.candidates(example.input_ids)))
+            without += not len(masked.ids)
             changes += np.bincount(_changes(masked, special.mask), minlength=len(CHANGES))
             tokens += len(example.input_ids)
             pieces += np.bincount(example.input_ids, minlength=len(pieces))
@@ -100,6 +104,7 @@ def take_sample(
         tokens=tokens,
         changes=dict(zip(CHANGES, changes.tolist(), strict=True)),
         labels=labels,
+        masks=MaskShare(masking.unit, int(changes.sum()), wanted, without, len(indices)),
         pieces=list(zip(tokenizer.texts(most), pieces[most].tolist(), strict=True)),
         shown=found,
     )

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from bert_jax.text.library_tokenizer import LibraryTokenizer
-from bert_jax.text.sentence_piece import WORD_START
+from bert_jax.text.sentence_piece import WORD_START, SentencePieceTokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import CONTINUATION
 
@@ -53,9 +53,8 @@ class OffsetEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        later = np.flatnonzero(tokenizer.is_continuation).tolist()
-        wordpiece = all(piece.startswith(CONTINUATION) for piece in tokenizer.pieces(later))
-        self._mark = CONTINUATION if wordpiece else WORD_START
+        marked = isinstance(tokenizer, SentencePieceTokenizer)
+        self._mark = WORD_START if marked else CONTINUATION
         self._known: dict[str, tuple[list[int], _Spans]] = {}
 
     def encode(self, text: str) -> OffsetPieces:
