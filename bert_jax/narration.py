@@ -172,6 +172,12 @@ def doing(
     return _NARRATORS[-1].stage(what, at_once=at_once)
 
 
+def tell(line: str) -> None:
+    """Prints a line on the innermost console. Prints nothing outside of `speaking`."""
+    if _NARRATORS:
+        _NARRATORS[-1].say(line)
+
+
 def hush() -> None:
     """Silences all consoles. For processes other than process 0, which prints the progress."""
     for each in _NARRATORS:

@@ -69,13 +69,13 @@ def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> str:
-    """Returns the content of a UTF-8 file, with its line ends unchanged.
+    """Returns the content of a UTF-8 file without a byte order mark. Line ends are unchanged.
 
     Raises UserError like `read_bytes`, and if the file is not UTF-8.
     """
     content = read_bytes(path, limit=limit)
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise not_utf8(f"{path}: offset {error.start}", error) from None
 

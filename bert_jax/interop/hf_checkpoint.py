@@ -11,12 +11,12 @@ from bert_jax.encoders.hf_format import ClassHeads, HfFormat
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
 from bert_jax.interop import hf_config, tensor_conversion
-from bert_jax.interop.hf_tokenizer import read_hf_tokenizer, write_hf_tokenizer
+from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
 from bert_jax.interop.hf_weights import HfWeights
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import PRETRAINED_HEADS, HeadsSection
-from bert_jax.text import Tokenizer
+from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.train.state import ModelDefinition
 
 CONFIG: Final = "config.json"
@@ -45,7 +45,7 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
     source = directory / CONFIG
     found = hf_config.read_config(source)
     architecture, ignored = found.architecture, found.format.ignored
-    tokenizer = tokenizer or read_hf_tokenizer(directory)
+    tokenizer = tokenizer or load_tokenizer(directory)
     if tokenizer.vocab_size > architecture.vocab_size:
         raise UserError(
             "import.vocab_size",

@@ -3,22 +3,20 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import pydantic
 import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import read_json_object, shown
+from bert_jax.files.read import read_json_object
 from bert_jax.interop.sentencepiece_file import BPE, parse_model
-from bert_jax.section import Section
-from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.text import Tokenizer
+from bert_jax.text.added_tokens import ADDED_FILE
+from bert_jax.text.library_settings import SPECIAL_FILE
 from bert_jax.text.library_tokenizer import LibraryTokenizer, pipeline_bytes
-from bert_jax.text.load import MAX_BYTES, SPECIAL_FILE
-from bert_jax.text.pipeline_file import LIBRARY_MODELS, adds_special
+from bert_jax.text.pipeline_file import adds_special
 from bert_jax.text.roberta_files import MERGES_FILE, VOCABULARY_FILE
 from bert_jax.text.sentence_piece import MODEL_FILE, WORD_START, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE
@@ -28,15 +26,12 @@ from bert_jax.text.vocabulary import (
     SPECIAL_PIECES,
     UNK,
     SpecialIds,
-    in_order_of_ids,
 )
 from bert_jax.text.wordpiece import (
     CONTINUATION,
-    MAX_WORD_CHARACTERS,
     VOCAB_FILE,
     WordPieceTokenizer,
 )
-from bert_jax.validation import validate
 
 FAST: Final = "tokenizer.json"
 _INPUTS: Final = ["input_ids", "token_type_ids", "attention_mask"]
@@ -46,72 +41,12 @@ _UNTYPED_INPUTS: Final = ["input_ids", "attention_mask"]
 _SPECIAL_PENALTY: Final = 1000.0
 
 
-class _Lenient(Section):
-    """A section that ignores unknown keys."""
-
-    model_config = pydantic.ConfigDict(extra="ignore")
-
-
-class _WordPiece(_Lenient):
-    type: Literal["WordPiece"]
-    vocab: dict[str, int]
-
-
-class _Normalizer(_Lenient):
-    type: Literal["BertNormalizer"]
-    lowercase: bool
-    handle_chinese_chars: bool
-    strip_accents: bool | None = None
-
-
-class _AddedToken(_Lenient):
-    id: int
-    content: str
-
-
-class _FastTokenizer(_Lenient):
-    model: _WordPiece
-    normalizer: _Normalizer
-    added_tokens: tuple[_AddedToken, ...] = ()
-
-
-def read_hf_tokenizer(directory: Path) -> Tokenizer:
-    """Opens a checkpoint's tokenizer: the files of `load_tokenizer`, or a WordPiece tokenizer.json.
-
-    If a directory has vocab.txt and tokenizer.json, their vocabularies and settings must be equal.
-    If it has a SentencePiece model of `bert-jax export`, tokenizer.json is not read. Raises
-    UserError if there is no tokenizer, or if the two forms differ.
-    """
-    fast = directory / FAST
-    of_sentencepiece = (directory / MODEL_FILE).exists() and not (directory / VOCAB_FILE).exists()
-    if of_sentencepiece or not fast.exists() or _model_type(fast) in LIBRARY_MODELS:
-        return load_tokenizer(directory)
-    read = _read_fast(fast)
-    if (directory / VOCAB_FILE).exists():
-        beside = load_tokenizer(directory)
-        for name in ("lower_case", "strip_accents", "chinese"):
-            here, there = getattr(read, name), getattr(beside, name)
-            if here != there:
-                raise UserError(
-                    "tokenizer.settings_differ",
-                    "{name} is {found} here and {expected} in tokenizer_config.json",
-                    place=fast,
-                    name=name,
-                    found=here,
-                    expected=there,
-                )
-        if beside.hash != read.hash:
-            raise UserError(
-                "tokenizer.vocabularies_differ",
-                "its vocabulary differs from vocab.txt in the same directory",
-                place=fast,
-            )
-    return read
-
-
 def tokenizer_files(directory: Path) -> list[Path]:
     """Returns the tokenizer files of a checkpoint."""
-    names = (VOCAB_FILE, CONFIG_FILE, MODEL_FILE, FAST, SPECIAL_FILE, VOCABULARY_FILE, MERGES_FILE)
+    names = (
+        *(VOCAB_FILE, CONFIG_FILE, MODEL_FILE, FAST, SPECIAL_FILE, ADDED_FILE),
+        *(VOCABULARY_FILE, MERGES_FILE),
+    )
     named = (directory / name for name in names)
     return [path for path in named if path.exists()]
 
@@ -184,33 +119,6 @@ def _post_processor(tokenizer: LibraryTokenizer, *, token_types: bool) -> dict[s
     }
 
 
-def _model_type(path: Path) -> Any:
-    model = read_json_object(epath.Path(path), limit=MAX_BYTES).get("model")
-    return model.get("type") if isinstance(model, dict) else None
-
-
-def _read_fast(path: Path) -> WordPieceTokenizer:
-    found = validate(_FastTokenizer, read_json_object(epath.Path(path)), source=str(path))
-    vocabulary, normalizer = found.model.vocab, found.normalizer
-    pieces = in_order_of_ids(vocabulary, place=f"{path}: model.vocab")
-    for added in found.added_tokens:
-        if vocabulary.get(added.content) != added.id:
-            raise UserError(
-                "tokenizer.added_tokens",
-                "{found} has id {id}. Added tokens must be in model.vocab with the same id.",
-                place=f"{path}: added_tokens",
-                found=shown(added.content),
-                id=added.id,
-            )
-    return WordPieceTokenizer(
-        pieces,
-        lower_case=normalizer.lowercase,
-        strip_accents=normalizer.strip_accents,
-        chinese=normalizer.handle_chinese_chars,
-        source=str(path),
-    )
-
-
 def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
     """Returns a BERT pipeline of the tokenizers library with our vocabulary and settings.
 
@@ -221,7 +129,7 @@ def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
         models.WordPiece(
             {piece: index for index, piece in enumerate(pieces)},
             unk_token=UNK,
-            max_input_chars_per_word=MAX_WORD_CHARACTERS,
+            max_input_chars_per_word=tokenizer.max_word_characters,
             continuing_subword_prefix=CONTINUATION,
         )
     )

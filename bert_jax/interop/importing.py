@@ -19,7 +19,7 @@ from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.interop.tf_checkpoint import is_tf, read_tf
 from bert_jax.model.section import Execution
 from bert_jax.runs.open_checkpoints import LoadedParams
-from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
+from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.library_tokenizer import PIPELINE_FILE
 from bert_jax.text.roberta_files import MERGES_FILE
 from bert_jax.text.sentence_piece import MODEL_FILE
@@ -79,7 +79,7 @@ def _with_casing(directory: Path, *, lower_case: bool) -> Tokenizer:
                 )
         if (directory / MODEL_FILE).exists():
             return read_albert_model(directory / MODEL_FILE, lower_case=lower_case)
-    return load_wordpiece(directory, lower_case=lower_case)
+    return load_tokenizer(directory, lower_case=lower_case)
 
 
 def model_in_memory(model: Pretrained, *, mesh: Mesh, name: str) -> InferenceModel:

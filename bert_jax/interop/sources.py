@@ -20,7 +20,7 @@ CONFIGS: Final = ("config.json", "bert_config.json", "albert_config.json")
 """Configurations of other programs' checkpoints."""
 _TOKENIZER: Final = (
     *("vocab.txt", "vocab.json", "merges.txt", "*.model"),
-    *("tokenizer*.json", "special_tokens_map.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
 )
 # Files of sentence-transformers: the list of modules, and the modules beside the encoder.
 _MODULES: Final = (

@@ -1,4 +1,4 @@
-"""Tokenizers that the ``tokenizers`` library runs: byte-level BPE and unigram models."""
+"""Tokenizers that the ``tokenizers`` library runs: byte-level BPE, unigram and other WordPiece."""
 
 import functools
 import hashlib
@@ -7,12 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import tokenizers
 from etils import epath
 
-from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.text import pipeline_file
+from bert_jax.text.added_tokens import check_ids
 from bert_jax.text.basic_tokenizer import is_word_character
 from bert_jax.text.pipeline_file import Roles, Spec
 from bert_jax.text.sentence_piece import WORD_START
@@ -22,6 +23,7 @@ from bert_jax.text.word_starts import WordBounds
 
 PIPELINE_FILE = "tokenizer.json"
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # pieces of single bytes, for unknown characters
 
 
 class OffsetIds(NamedTuple):
@@ -34,9 +36,9 @@ class OffsetIds(NamedTuple):
 class LibraryTokenizer(Tokenizer):
     """A ``tokenizer.json``, such as RoBERTa's, XLM-R's, CamemBERT's or ModernBERT's.
 
-    Ids equal the library's, except for special pieces in a text, which are ordinary text here. The
-    library's added tokens that are not special keep their meaning: ModernBERT's runs of spaces and
-    ``[unused0]``. A piece of one word never contains another word; see
+    Ids equal the library's, except for the five special pieces in a text, which are ordinary text
+    here. All other added tokens keep their meaning: ModernBERT's runs of spaces and ``[unused0]``,
+    and markers such as ``<e1>``. A piece of one word never contains another word; see
     `bert_jax.text.word_starts`.
     """
 
@@ -57,7 +59,8 @@ class LibraryTokenizer(Tokenizer):
         """
         self._marks = pipeline_file.marks_of(spec, source)
         self.spec, self.roles = pipeline_file.with_roles(spec, roles), roles
-        self._pipeline = _open(self.spec, source)
+        self._pipeline = _open(self.spec, source, roles)
+        check_ids(self.spec, self._pipeline.get_vocab(), source)
         vocabulary = in_order_of_ids(pipeline_file.pieces_of(self.spec), place=source)
         super().__init__(
             vocabulary,
@@ -69,8 +72,18 @@ class LibraryTokenizer(Tokenizer):
         )
         self.separators = separators
         self._added = {token["id"]: token for token in self.spec["added_tokens"]}
-        self.ends_word = WordBounds.of(map(self._bytes_of_word, range(self.vocab_size)))
-        self.is_continuation = self.ends_word.continues
+        if self._marks == "prefix":
+            mark = self.spec["model"]["continuing_subword_prefix"]
+            self.is_continuation = np.array(
+                [
+                    piece.startswith(mark) and number not in self._added
+                    for number, piece in enumerate(vocabulary)
+                ],
+                np.bool_,
+            )
+        else:
+            self.ends_word = WordBounds.of(map(self._bytes_of_word, range(self.vocab_size)))
+            self.is_continuation = self.ends_word.continues
         content = pipeline_file.essence(self.spec, roles, separators)
         self.hash = hashlib.sha256(content.encode("ascii")).hexdigest()
 
@@ -143,8 +156,12 @@ class LibraryTokenizer(Tokenizer):
                 runs.append([])
             if token_id != self.special.pad:
                 runs[-1].append(token_id)
-        decode = functools.partial(self._pipeline.decode, skip_special_tokens=False)
-        return " ".join(text for text in map(decode, runs) if text)
+        return " ".join(text for text in map(self._decode_run, runs) if text)
+
+    def _decode_run(self, ids: Sequence[int]) -> str:
+        if self._marks == "bytes":  # the library takes the letters of added tokens for bytes, too
+            return b"".join(map(self._bytes, ids)).decode("utf-8", "replace")
+        return self._pipeline.decode(ids, skip_special_tokens=False)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """Returns the text of each piece: ``Ġthe`` -> ``" the"``. Divided characters are U+FFFD."""
@@ -176,17 +193,15 @@ class LibraryTokenizer(Tokenizer):
     @functools.cached_property
     def _masked(self) -> tokenizers.Tokenizer:
         """The pipeline in which the mask is an added token that text may contain."""
-        added = [
-            {**token, "special": token["special"] and token["content"] != self.roles.mask}
-            for token in self.spec["added_tokens"]
-        ]
-        return _open(self.spec, PIPELINE_FILE, added=added)
+        return _open(self.spec, PIPELINE_FILE, self.roles, matched=self.roles.mask)
 
     def _bytes(self, token_id: int) -> bytes:
         """Returns the text of a piece in UTF-8, with a space for the mark of a space."""
         piece = self._vocabulary[token_id]
-        if token_id in self._added:
+        if token_id in self._added or self._marks == "prefix":
             return piece.encode()
+        if self.spec["model"].get("byte_fallback") and (byte := _FALLBACK.fullmatch(piece)):
+            return bytes.fromhex(byte[1])
         if self._marks == "metaspace":
             return piece.replace(WORD_START, " ").encode()
         # Pieces without a meaning, such as unused slots, may have other characters.
@@ -205,14 +220,19 @@ class LibraryTokenizer(Tokenizer):
         return None if token_id in self._added else self._bytes(token_id)
 
 
+def pipeline_bytes(spec: Spec) -> bytes:
+    """Returns the content of a ``tokenizer.json``."""
+    return (json.dumps(spec, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
+
+
 def read_pipeline(
     found: dict[str, Any], settings: dict[str, Any], *, source: str
 ) -> LibraryTokenizer:
-    """Returns the tokenizer of a ``tokenizer.json``.
+    """Returns the tokenizer of a ``tokenizer.json``, without the files beside it.
 
     Args:
         found: content of the file.
-        settings: content of ``special_tokens_map.json`` and ``tokenizer_config.json``.
+        settings: names of the special pieces.
         source: name of the file in errors.
 
     Raises:
@@ -225,28 +245,19 @@ def read_pipeline(
     return LibraryTokenizer(spec, roles=roles, separators=separators, source=source)
 
 
-def pipeline_bytes(spec: Spec) -> bytes:
-    """Returns the content of a ``tokenizer.json``."""
-    return (json.dumps(spec, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
-
-
 def _open(
-    spec: Spec, source: str, *, added: Sequence[dict[str, Any]] | None = None
+    spec: Spec, source: str, roles: Roles, *, matched: str | None = None
 ) -> tokenizers.Tokenizer:
-    """Opens a pipeline that treats special pieces in a text as ordinary text."""
-    try:
-        own = spec if added is None else {**spec, "added_tokens": added}
-        pipeline = tokenizers.Tokenizer.from_str(json.dumps(own))
-        # The model is replaced afterwards, so that added tokens keep the ids of the file.
-        plain = tokenizers.Tokenizer.from_str(json.dumps(pipeline_file.without_special(spec)))
-        pipeline.model = plain.model
-    except Exception as error:  # the library raises Exception itself
-        raise UserError(
-            "tokenizer.unreadable",
-            "the tokenizers library cannot read it ({reason})",
-            place=source,
-            reason=str(error)[:200],
-        ) from None
+    """Opens a pipeline that treats special pieces in a text as ordinary text, except `matched`."""
+    # The library can ignore special added tokens in a text. Here only the roles are special.
+    added = [
+        {**token, "special": token["content"] in roles and token["content"] != matched}
+        for token in spec["added_tokens"]
+    ]
+    pipeline = pipeline_file.open_pipeline({**spec, "added_tokens": added}, source)
+    # The model is replaced afterwards, so that added tokens keep the ids of the file.
+    hidden = pipeline_file.without_special(spec, {piece for piece in roles if piece is not None})
+    pipeline.model = pipeline_file.open_pipeline(hidden, source).model
     pipeline.encode_special_tokens = True
     return pipeline
 

@@ -6,33 +6,50 @@ from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, differing
 from bert_jax.files.read import read_bytes, read_json_object, shown
-from bert_jax.text.library_tokenizer import PIPELINE_FILE, LibraryTokenizer, read_pipeline
+from bert_jax.text import library_settings, pipeline_file
+from bert_jax.text.added_tokens import ADDED_FILE, with_added_tokens
+from bert_jax.text.bert_files import (
+    LIBRARY_WORD_CHARACTERS,
+    bert_pipeline,
+    check_bert_class,
+    own_wordpiece,
+)
+from bert_jax.text.library_tokenizer import PIPELINE_FILE, LibraryTokenizer
+from bert_jax.text.pipeline_file import Spec
 from bert_jax.text.roberta_files import MERGES_FILE, read_roberta_files
 from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
-from bert_jax.text.vocabulary import PAD
-from bert_jax.text.wordpiece import VOCAB_FILE, load_wordpiece
+from bert_jax.text.vocabulary import PAD, find_special, in_order_of_ids, read_vocabulary
+from bert_jax.text.wordpiece import MAX_WORD_CHARACTERS, VOCAB_FILE
 
 MAX_BYTES = 128 << 20  # of tokenizer.json; the file of a vocabulary of 500,000 pieces has 35 MB
-_FLAGS = {"strip_accents": None, "tokenize_chinese_chars": True}  # defaults of optional settings
+_FLAGS = ("strip_accents", "tokenize_chinese_chars")
 _FILE_OF_TYPE = {
     "wordpiece": VOCAB_FILE,
     "sentencepiece": MODEL_FILE,
     "tokenizers": PIPELINE_FILE,
 }
-SPECIAL_FILE = "special_tokens_map.json"
+_FAIRSEQ_FILE = "bpe.codes"
 # Vocabularies of XLM-R, CamemBERT, T5 and others. Their tokenizers change the ids of the model.
 _FOREIGN = ("sentencepiece.bpe.model", "sentencepiece.model", "tokenizer.model")
 
 
-def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
+def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None) -> Tokenizer:
     """Opens a directory of ``Tokenizer.save``, or of a Hugging Face tokenizer.
 
     The directory, local or ``gs://``, has ``vocab.txt`` or ``spiece.model``, and a
-    ``tokenizer_config.json`` with ``do_lower_case``. Or it has ``tokenizer.json`` with a BPE or
-    unigram model, or RoBERTa's ``vocab.json`` and ``merges.txt``. Raises UserError if a file, a
-    setting or a special piece is missing, a file is damaged, a setting has a wrong type, a piece
-    occurs twice, or the hash in the settings differs from the tokenizer's hash.
+    ``tokenizer_config.json`` with ``do_lower_case``. Or it has ``tokenizer.json``, or RoBERTa's
+    ``vocab.json`` and ``merges.txt``. A ``tokenizer.json`` determines the ids. Our own WordPiece
+    runs a pipeline only if it implements each of its parts; the tokenizers library runs the others.
+
+    Args:
+        directory: the directory.
+        lower_case: replaces ``do_lower_case`` in the settings.
+
+    Raises:
+        UserError: a file, a setting or a special piece is missing, a file is damaged, a setting has
+            a wrong type, a piece occurs twice, two files differ, the hash in the settings differs
+            from the tokenizer's hash, or Hugging Face runs code that no file describes.
     """
     root = epath.Path(directory)
     if not root.is_dir():
@@ -45,24 +62,30 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
     has_pipeline = any((root / name).exists() for name in (PIPELINE_FILE, MERGES_FILE))
     if not any((root / name).exists() for name in (*_FILE_OF_TYPE.values(), MERGES_FILE)):
         _refuse_foreign(root)
-    if not path.exists() and not has_pipeline:
+    if not has_pipeline:
+        _refuse_fairseq(root)
+    settings = library_settings.read_settings(root)
+    library_settings.check_settings(settings, root, pipeline=has_pipeline)
+    if lower_case is not None:
+        settings["do_lower_case"] = lower_case
+    elif not path.exists() and not has_pipeline:
         raise _no_settings(root)
-    config = read_json_object(path) if path.exists() else {}
-    kind = _kind(config, root)
-    if kind == "sentencepiece" and "type" not in config:
+    kind = _kind(settings, root)
+    if kind == "sentencepiece" and "type" not in settings:
         _refuse_foreign_model(root / MODEL_FILE)
-    tokenizer: Tokenizer
-    if kind == "tokenizers":
-        tokenizer = _load_pipeline(root, config)
-    else:
-        tokenizer = _load_own(root, config, kind)
-    recorded = config.get("hash", tokenizer.hash)
+    open_kind = {
+        "tokenizers": _load_pipeline,
+        "wordpiece": _load_wordpiece,
+        "sentencepiece": _load_sentencepiece,
+    }[kind]
+    tokenizer = open_kind(root, settings)
+    recorded = settings.get("hash", tokenizer.hash)
     if recorded != tokenizer.hash:
         found, wanted = differing(str(recorded), tokenizer.hash)
         raise UserError(
             "tokenizer.hash",
             "found {found}, but the hash of {vocabulary} and the settings is {expected}. One of "
-            "the two files was changed.",
+            "the two files was changed. If you changed it, remove hash.",
             place=f"{path}: hash",
             found=found,
             vocabulary=_FILE_OF_TYPE[kind],
@@ -71,36 +94,102 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
     return tokenizer
 
 
-def _load_pipeline(root: epath.Path, config: dict[str, Any]) -> LibraryTokenizer:
+def _load_pipeline(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
     """Opens ``tokenizer.json``, or RoBERTa's two files."""
-    special = root / SPECIAL_FILE
-    settings = (read_json_object(special) if special.exists() else {}) | config
     path = root / PIPELINE_FILE
     if not path.exists():
-        return read_pipeline(read_roberta_files(root, settings), settings, source=str(root))
-    return read_pipeline(read_json_object(path, limit=MAX_BYTES), settings, source=str(path))
+        spec = pipeline_file.check_spec(read_roberta_files(root, settings), str(root))
+        return _choose(spec, settings, root, source=str(root))
+    found = read_json_object(path, limit=MAX_BYTES)
+    if pipeline_file.model_of(found, str(path))["type"] == "WordPiece":
+        found = pipeline_file.complete(found, str(path))
+    elif "type" not in settings:  # the library checks the types of all parts
+        pipeline_file.open_pipeline(found, str(path))
+    spec = pipeline_file.check_spec(found, str(path))
+    pipeline_file.marks_of(spec, str(path))  # no setting helps against a foreign pre-tokenizer
+    if spec["model"]["type"] == "WordPiece":
+        named = library_settings.is_bert(settings)
+        check_bert_class(settings, spec, named=named, source=str(path))
+        _check_beside(root / VOCAB_FILE, spec, path)
+    else:
+        library_settings.check_byte_level(settings, spec, str(path))
+    return _choose(spec, settings, root, source=str(path))
 
 
-def _load_own(root: epath.Path, config: dict[str, Any], kind: str) -> Tokenizer:
-    """Opens ``vocab.txt`` or ``spiece.model``."""
-    path = root / CONFIG_FILE
-    if "do_lower_case" not in config:
-        raise _wrong(path, "do_lower_case", "nothing", "true, false")
-    for key, default in (("do_lower_case", None), *_FLAGS.items()):
-        value = config.setdefault(key, default)
-        if value is not None and not isinstance(value, bool):
-            raise _wrong(path, key, shown(value), "true, false, null")
-    if (lower_case := config["do_lower_case"]) is None:
-        raise _wrong(path, "do_lower_case", "null", "true, false")
-    file, strip_accents = root / _FILE_OF_TYPE[kind], config["strip_accents"]
-    if kind == "wordpiece":
-        chinese = config["tokenize_chinese_chars"] is not False
-        return load_wordpiece(
-            file, lower_case=lower_case, strip_accents=strip_accents, chinese=chinese
+def _check_beside(vocabulary: epath.Path, spec: Spec, path: epath.Path) -> None:
+    """Raises UserError if ``vocab.txt`` is there and differs from ``tokenizer.json``."""
+    pieces = in_order_of_ids(spec["model"]["vocab"], place=f"{path}: model.vocab")
+    if vocabulary.exists() and read_vocabulary(vocabulary) != pieces:
+        raise UserError(
+            "tokenizer.vocabularies_differ",
+            "its vocabulary differs from vocab.txt in the same directory",
+            place=path,
         )
+
+
+def _load_wordpiece(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
+    """Opens ``vocab.txt``."""
+    path, file = root / CONFIG_FILE, root / VOCAB_FILE
+    strip_accents, chinese = (_flag(settings, path, name) for name in _FLAGS)
+    longest = settings.get("max_word_characters", MAX_WORD_CHARACTERS)
+    if not isinstance(longest, int) or longest < 1:
+        raise _wrong(path, "max_word_characters", shown(longest), "1 or more")
+    if "type" not in settings and library_settings.is_bert(settings):
+        longest = LIBRARY_WORD_CHARACTERS
+    roles = library_settings.roles_of_bert(settings)
+    lower_case, pieces = _lower_case(settings, path), read_vocabulary(file)
+    find_special(pieces, str(file), pieces=roles)
+    content = bert_pipeline(
+        pieces,
+        lower_case=lower_case,
+        strip_accents=strip_accents,
+        chinese=chinese is not False,
+        longest=longest,
+        roles=roles,
+    )
+    return _choose(pipeline_file.check_spec(content, str(file)), settings, root, source=str(file))
+
+
+def _load_sentencepiece(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
+    """Opens ``spiece.model``."""
+    path, file = root / CONFIG_FILE, root / MODEL_FILE
+    lower_case, strip_accents = (
+        _lower_case(settings, path),
+        _flag(settings, path, "strip_accents"),
+    )
     return SentencePieceTokenizer(
         read_bytes(file), lower_case=lower_case, strip_accents=strip_accents, source=str(file)
     )
+
+
+def _choose(spec: Spec, settings: dict[str, Any], root: epath.Path, *, source: str) -> Tokenizer:
+    """Returns our own WordPiece if it runs the whole pipeline, otherwise the library's."""
+    added = root / ADDED_FILE
+    numbers = read_json_object(added) if added.exists() else {}
+    spec = with_added_tokens(spec, settings, numbers, source=source)
+    roles = pipeline_file.find_roles(settings, spec, source)
+    library_settings.check_rows(settings, spec, source)
+    separators = pipeline_file.find_separators(settings, spec, roles, source)
+    if spec["model"]["type"] == "WordPiece":
+        own = own_wordpiece(spec, roles, separators, source=source)
+        if own is not None:
+            return own
+    return LibraryTokenizer(spec, roles=roles, separators=separators, source=source)
+
+
+def _lower_case(settings: dict[str, Any], path: epath.Path) -> bool:
+    if "do_lower_case" not in settings:
+        raise _wrong(path, "do_lower_case", "nothing", "true, false")
+    if (found := _flag(settings, path, "do_lower_case")) is None:
+        raise _wrong(path, "do_lower_case", "null", "true, false")
+    return found
+
+
+def _flag(settings: dict[str, Any], path: epath.Path, name: str) -> bool | None:
+    value = settings.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise _wrong(path, name, shown(value), "true, false, null")
+    return value
 
 
 def _no_settings(root: epath.Path) -> UserError:
@@ -118,6 +207,18 @@ def _no_settings(root: epath.Path) -> UserError:
         "found no tokenizer_config.json, allowed: a tokenizer directory",
         place=root,
     )
+
+
+def _refuse_fairseq(root: epath.Path) -> None:
+    """Raises UserError for a ``vocab.txt`` of fairseq: words with their counts."""
+    if (root / _FAIRSEQ_FILE).exists():
+        raise UserError(
+            "tokenizer.fairseq",
+            "found {found}, so vocab.txt is a dictionary of fairseq, as of BERTweet and PhoBERT, "
+            "allowed: BERT's vocab.txt, or tokenizer.json",
+            place=root,
+            found=_FAIRSEQ_FILE,
+        )
 
 
 def _refuse_foreign(root: epath.Path) -> None:
@@ -158,21 +259,24 @@ def _wrong(path: epath.Path, key: str, found: str, allowed: object, hint: str = 
     )
 
 
-def _kind(config: dict[str, Any], root: epath.Path) -> str:
-    """Returns ``type`` of the settings. Without it, returns the type of the vocabulary file."""
-    if "type" in config:
-        kind = str(config["type"])
+def _kind(settings: dict[str, Any], root: epath.Path) -> str:
+    """Returns ``type`` of the settings. Without it, returns the type of the vocabulary file.
+
+    A ``tokenizer.json`` determines the ids, since transformers reads it first. Only beside our own
+    ``spiece.model`` is it a copy.
+    """
+    has_pipeline = (root / PIPELINE_FILE).exists() or (root / MERGES_FILE).exists()
+    if "type" in settings:
+        kind = str(settings["type"])
         if kind not in _FILE_OF_TYPE:
             hint = did_you_mean(kind, _FILE_OF_TYPE)
             raise _wrong(root / CONFIG_FILE, "type", f'"{kind:.60}"', [*_FILE_OF_TYPE], hint)
-        return kind
-    found = [kind for kind, name in _FILE_OF_TYPE.items() if (root / name).exists()]
-    if found == ["sentencepiece", "tokenizers"]:  # ALBERT's files: transformers reads the second
+        return "tokenizers" if kind == "wordpiece" and has_pipeline else kind
+    if has_pipeline:
         return "tokenizers"
-    if found:
-        return found[0]
-    if (root / MERGES_FILE).exists():
-        return "tokenizers"
+    for kind, name in _FILE_OF_TYPE.items():
+        if (root / name).exists():
+            return kind
     raise UserError(
         "tokenizer.no_vocabulary",
         "found no {allowed:or}, allowed: one of them",

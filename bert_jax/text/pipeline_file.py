@@ -1,18 +1,22 @@
 """Reads ``tokenizer.json`` and the settings beside it: special pieces by role, separators of pairs.
 
-The format is the ``tokenizers`` library's. RoBERTa, XLM-R, CamemBERT and ModernBERT have it.
+The format is the ``tokenizers`` library's. RoBERTa, XLM-R, CamemBERT and ModernBERT have it, and
+so do newer files of BERT.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Final, Literal, NamedTuple
+
+import tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.files.read import shown
+from bert_jax.narration import tell
 from bert_jax.text.vocabulary import CLS, MASK, PAD, SEP, UNK, SpecialIds
 
 Spec = dict[str, Any]
-Marks = Literal["bytes", "metaspace"]
+Marks = Literal["bytes", "metaspace", "prefix"]
 
 # Settings of Hugging Face for each role, in order of precedence.
 _SETTINGS: Final = {
@@ -31,7 +35,9 @@ _CONVENTIONS: Final = (
 )
 # Classes of tokenizers that write two separators between the texts of a pair.
 _TWO_SEPARATORS: Final = ("Roberta", "XLMRoberta", "Camembert")
-LIBRARY_MODELS: Final = ("BPE", "Unigram")
+LIBRARY_MODELS: Final = ("BPE", "Unigram", "WordPiece")
+# Steps that divide text at white space, so that a piece never contains a space.
+_SPLIT_AT_SPACES: Final = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
 MASKS: Final = tuple(spelling["mask"] for spelling in _CONVENTIONS)
 
 
@@ -56,8 +62,52 @@ def pieces_of(spec: Spec) -> dict[str, int]:
 def check_spec(found: Mapping[str, Any], source: str) -> Spec:
     """Returns the parts of a ``tokenizer.json`` that we use, without truncation and padding.
 
-    Raises UserError at `source` if the model is neither BPE nor a unigram model.
+    Dropout of BPE is off here: equal texts have equal ids. Raises UserError at `source` like
+    `model_of`, or if the model has an option that we do not implement.
     """
+    model = dict(model_of(found, source))
+    kind = model["type"]
+    if (found.get("truncation") or {}).get("direction") == "Left":
+        raise UserError(
+            "tokenizer.truncation",
+            'found "Left", which keeps the end of a long text, allowed: "Right". Change it to keep '
+            "the beginning.",
+            place=f"{source}: truncation.direction",
+        )
+    spec = {
+        "version": found.get("version", "1.0"),
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [dict(token) for token in found.get("added_tokens") or ()],
+    }
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        spec[part] = found.get(part)
+    if kind == "BPE":  # older files spell a merge "a b"
+        merges = model.get("merges", [])
+        model["merges"] = [
+            merge.split(" ") if isinstance(merge, str) else list(merge) for merge in merges
+        ]
+        if model.get("dropout"):
+            tell(f"{source}: BPE dropout ({model['dropout']}) is off: equal texts get equal ids")
+            model["dropout"] = None
+        _check_model(model, source, continuing_subword_prefix="", end_of_word_suffix="")
+    unknown = model.get("unk_token")
+    if kind == "Unigram":
+        known = model.get("unk_id") is not None or model.get("byte_fallback")
+    else:
+        known = unknown in model["vocab"] or (kind == "BPE" and unknown is None)
+    if not known:
+        raise UserError(
+            "tokenizer.unknown_piece",
+            "found {found}, allowed: a piece of the vocabulary",
+            place=f"{source}: model.{'unk_id' if kind == 'Unigram' else 'unk_token'}",
+            found=shown(unknown),
+        )
+    return {**spec, "model": model}
+
+
+def model_of(found: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """Returns the model of a ``tokenizer.json``. Raises UserError at `source` for other kinds."""
     model = found.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     if not isinstance(model, dict) or kind not in LIBRARY_MODELS or "vocab" not in model:
@@ -68,39 +118,68 @@ def check_spec(found: Mapping[str, Any], source: str) -> Spec:
             found=shown(kind),
             allowed=LIBRARY_MODELS,
         )
-    spec = {
-        "version": found.get("version", "1.0"),
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [dict(token) for token in found.get("added_tokens") or ()],
-    }
-    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        spec[part] = found.get(part)
-    model = dict(model)
-    if kind == "BPE":  # older files spell a merge "a b"
-        merges = model.get("merges", [])
-        model["merges"] = [
-            merge.split(" ") if isinstance(merge, str) else list(merge) for merge in merges
-        ]
-    return {**spec, "model": model}
+    return model
+
+
+def _check_model(model: Mapping[str, Any], source: str, **allowed: Any) -> None:
+    """Raises UserError if an option of the model has another value. None stands for no value."""
+    for name, value in allowed.items():
+        if model.get(name) not in (None, value):
+            raise UserError(
+                "tokenizer.model_option",
+                "found {found}, allowed: {allowed}. Such a tokenizer cannot be imported.",
+                place=f"{source}: model.{name}",
+                found=shown(model[name]),
+                allowed=shown(value),
+            )
 
 
 def marks_of(spec: Spec, source: str) -> Marks:
-    """Returns how pieces mark spaces: by a byte (``Ġ``), or by ``▁``.
+    """Returns how pieces mark words: a byte (``Ġ``) or ``▁`` for a space, or ``##`` in a word.
 
     Raises UserError at `source` for any other pre-tokenizer.
     """
-    kinds = [part.get("type") for part in _parts(spec["pre_tokenizer"], "pretokenizers")]
-    if "ByteLevel" in kinds and spec["model"]["type"] == "BPE":
+    parts = [*_parts(spec["pre_tokenizer"], "pretokenizers")]
+    kinds, model = [part.get("type") for part in parts], spec["model"]["type"]
+    if model == "WordPiece":
+        if not {"ByteLevel", "Metaspace"} & {*kinds} and {*_SPLIT_AT_SPACES} & {*kinds}:
+            return "prefix"
+    elif "ByteLevel" in kinds and model == "BPE":
         return "bytes"
-    if "Metaspace" in kinds:
+    elif "Metaspace" in kinds and all(part.get("replacement", "▁") == "▁" for part in parts):
         return "metaspace"
     raise UserError(
         "tokenizer.pre_tokenizer",
-        "found {found}, allowed: ByteLevel with a BPE model, Metaspace",
+        "found {found}, allowed: ByteLevel with a BPE model, Metaspace with ▁, or {allowed:or} "
+        "with WordPiece. Such a tokenizer cannot be imported.",
         place=f"{source}: pre_tokenizer",
         found=kinds,
+        allowed=_SPLIT_AT_SPACES,
     )
+
+
+def open_pipeline(spec: Spec, source: str) -> tokenizers.Tokenizer:
+    """Opens a pipeline. Raises UserError at `source` if the library refuses it."""
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+    except Exception as error:  # the library raises Exception itself
+        raise UserError(
+            "tokenizer.unreadable",
+            "the tokenizers library cannot read it ({reason})",
+            place=source,
+            reason=str(error)[:200],
+        ) from None
+
+
+def complete(found: Spec, source: str) -> Spec:
+    """Returns a ``tokenizer.json`` with the default values of the options that it leaves out.
+
+    Raises UserError at `source` like `model_of` and `open_pipeline`.
+    """
+    model_of(found, source)
+    whole = json.loads(open_pipeline(found, source).to_str())
+    # The library would give added tokens other ids if these had a gap.
+    return {**whole, "added_tokens": found.get("added_tokens") or []}
 
 
 def adds_spaces(spec: Spec) -> bool:
@@ -208,17 +287,17 @@ def with_roles(spec: Spec, roles: Roles) -> Spec:
     return {**spec, "added_tokens": sorted(added, key=lambda token: token["id"])}
 
 
-def without_special(spec: Spec) -> Spec:
+def without_special(spec: Spec, special: Set[str]) -> Spec:
     """Returns the tokenizer with a model that never yields a special piece.
 
-    The special pieces get a space before their text in the model's vocabulary. No input of the
-    model contains a space, because the pre-tokenizer replaces all spaces. The scores of the other
-    pieces stay, and so does the score of an unknown character, which depends on the lowest score.
+    The `special` pieces get a space after their first character in the model's vocabulary. No input
+    of the model contains a space, because the pre-tokenizer replaces all spaces. The scores of the
+    other pieces stay, and so does the score of an unknown character, which depends on the lowest
+    score.
     """
-    special = {token["content"] for token in spec["added_tokens"] if token["special"]}
 
     def hidden(piece: str | None) -> str | None:
-        return f" {piece}" if piece in special else piece
+        return f"{piece[:1]} {piece[1:]}" if piece in special else piece
 
     model = dict(spec["model"])
     if model["type"] == "Unigram":
@@ -226,6 +305,7 @@ def without_special(spec: Spec) -> Spec:
     else:
         model["vocab"] = {hidden(piece): number for piece, number in model["vocab"].items()}
         model["unk_token"] = hidden(model.get("unk_token"))
+    if "merges" in model:
         model["merges"] = [
             merge for merge in model["merges"] if special.isdisjoint((*merge, "".join(merge)))
         ]

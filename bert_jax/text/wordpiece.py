@@ -19,9 +19,8 @@ from bert_jax.text.vocabulary import UNK, read_vocabulary
 
 VOCAB_FILE = "vocab.txt"
 CONTINUATION = "##"
-# Maximum length of a word, as in google-research/bert; a longer word is [UNK]. The default of the
-# `tokenizers` library is 100.
 MAX_WORD_CHARACTERS = 200
+"""Maximum length of a word in google-research/bert. A longer word is [UNK]."""
 _CACHED_WORDS = 1 << 17  # maximum number of cached words, about 30 MB
 
 
@@ -39,25 +38,28 @@ class WordPieceTokenizer(Tokenizer):
         lower_case: bool,
         strip_accents: bool | None = None,
         chinese: bool = True,
+        max_word_characters: int = MAX_WORD_CHARACTERS,
         source: str = VOCAB_FILE,
     ) -> None:
         """Creates a tokenizer from distinct pieces in the order of ids.
 
-        For the settings see `WordSplitter`. Raises UserError at ``source`` if a special piece is
-        missing.
+        A word with more than `max_word_characters` is [UNK]. For the other settings see
+        `WordSplitter`. Raises UserError at ``source`` if a special piece is missing.
         """
         super().__init__(
             vocabulary, lower_case=lower_case, strip_accents=strip_accents, source=source
         )
-        self.chinese = chinese
+        self.chinese, self.max_word_characters = chinese, max_word_characters
         self._splitter = WordSplitter(
             lower_case=lower_case, strip_accents=strip_accents, chinese=chinese
         )
         self.is_continuation = np.array(
             [piece.startswith(CONTINUATION) for piece in self._vocabulary], dtype=np.bool_
         )
-        self.hash = _hash(self._vocabulary, self._splitter)
-        self._ids_of_word = _IdsOfWord(self._vocabulary, unknown=self.special.unk)
+        self.hash = _hash(self._vocabulary, self._splitter, longest=max_word_characters)
+        self._ids_of_word = _IdsOfWord(
+            self._vocabulary, unknown=self.special.unk, longest=max_word_characters
+        )
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text``: ``"unaffable"`` -> the ids of ``un ##aff ##able``."""
@@ -78,6 +80,7 @@ class WordPieceTokenizer(Tokenizer):
             lower_case=self.lower_case,
             strip_accents=self.strip_accents,
             chinese=self.chinese,
+            max_word_characters=self.max_word_characters,
         )
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -88,18 +91,20 @@ class WordPieceTokenizer(Tokenizer):
     def save(self, directory: epath.PathLike) -> None:
         """Writes ``vocab.txt`` and ``tokenizer_config.json``, which Hugging Face can open too."""
         vocabulary = "".join(f"{piece}\n" for piece in self._vocabulary)
-        settings = {
+        settings: dict[str, Any] = {
             "type": "wordpiece",
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": self.lower_case,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.chinese,
         }
+        if self.max_word_characters != MAX_WORD_CHARACTERS:
+            settings["max_word_characters"] = self.max_word_characters
         self._write(directory, VOCAB_FILE, vocabulary.encode("utf-8"), settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the vocabulary and the settings without the cache, for worker processes."""
-        settings = ("lower_case", "strip_accents", "chinese")
+        settings = ("lower_case", "strip_accents", "chinese", "max_word_characters")
         rebuild = functools.partial(type(self), **{name: getattr(self, name) for name in settings})
         return rebuild, (self._vocabulary,)
 
@@ -110,10 +115,11 @@ def load_wordpiece(
     lower_case: bool,
     strip_accents: bool | None = None,
     chinese: bool = True,
+    max_word_characters: int = MAX_WORD_CHARACTERS,
 ) -> WordPieceTokenizer:
     """Opens a ``vocab.txt`` of the 2018 release. The path is the file or its directory.
 
-    For the settings see `WordSplitter`. ``lower_case`` is True for uncased models and for the
+    For the settings see `WordPieceTokenizer`. ``lower_case`` is True for uncased models and for the
     Chinese model. Raises UserError if the file is missing, or is not a vocabulary with BERT's
     special pieces.
     """
@@ -125,6 +131,7 @@ def load_wordpiece(
         lower_case=lower_case,
         strip_accents=strip_accents,
         chinese=chinese,
+        max_word_characters=max_word_characters,
         source=str(path),
     )
 
@@ -132,18 +139,18 @@ def load_wordpiece(
 class _IdsOfWord(dict[str, tuple[int, ...]]):
     """Caches the ids of each word. The library computes them at the word's first use."""
 
-    def __init__(self, vocabulary: Sequence[str], *, unknown: int) -> None:
+    def __init__(self, vocabulary: Sequence[str], *, unknown: int, longest: int) -> None:
         super().__init__()
-        self._unknown = (unknown,)
+        self._unknown, self._longest = (unknown,), longest
         self._model = models.WordPiece(
             {piece: token_id for token_id, piece in enumerate(vocabulary)},
             unk_token=UNK,
-            max_input_chars_per_word=MAX_WORD_CHARACTERS,
+            max_input_chars_per_word=longest,
             continuing_subword_prefix=CONTINUATION,
         )
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        if len(word) > MAX_WORD_CHARACTERS:  # not cached: it may be a megabyte long
+        if len(word) > self._longest:  # not cached: it may be a megabyte long
             return self._unknown
         try:
             ids = tuple(token.id for token in self._model.tokenize(word))
@@ -155,13 +162,15 @@ class _IdsOfWord(dict[str, tuple[int, ...]]):
         return ids
 
 
-def _hash(vocabulary: Sequence[str], splitter: WordSplitter) -> str:
-    settings = {
+def _hash(vocabulary: Sequence[str], splitter: WordSplitter, *, longest: int) -> str:
+    settings: dict[str, Any] = {
         "type": "wordpiece",
         "lower_case": splitter.lower_case,
         "strip_accents": splitter.strip_accents,
         "chinese": splitter.chinese,
         "unicode": UNICODE_VERSION,
     }
+    if longest != MAX_WORD_CHARACTERS:  # hashes of earlier versions stay
+        settings["max_word_characters"] = longest
     content = json.dumps([settings, list(vocabulary)], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(content.encode("ascii")).hexdigest()

@@ -18,7 +18,6 @@ from bert_jax.encoders.bert.section import BertSection
 from bert_jax.files.yaml_file import parse_yaml
 from bert_jax.interop.flax_file import FLAX_WEIGHTS, FlaxFile
 from bert_jax.interop.hf_config import read_config
-from bert_jax.interop.hf_tokenizer import read_hf_tokenizer
 from bert_jax.interop.hf_weights import HfWeights
 from bert_jax.text import load_tokenizer
 from tests.fuzz.harness import TOKENS, VALUES, both_forms, confused, damaged, json_of, survives
@@ -139,7 +138,7 @@ FILES: dict[str, tuple[Any, dict[str, str], Callable[[Path], object]]] = {
     ),
     "vocab.txt": (VOCABULARY.encode(), TOKENIZER, encode),
     "tokenizer_config.json": (SETTINGS, TOKENIZER, encode),
-    "tokenizer.json": (FAST, {}, lambda root: read_hf_tokenizer(root).save(root / "saved")),
+    "tokenizer.json": (FAST, {}, lambda root: load_tokenizer(root).save(root / "saved")),
     "model.safetensors.index.json": (
         {"weight_map": {"a": "model-1.safetensors", "b": "../x"}}, {}, open_weights
     ),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, RobertaConfig
 
-from bert_jax.interop.hf_tokenizer import read_hf_tokenizer, write_hf_tokenizer
+from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
+from bert_jax.text import load_tokenizer
 from bert_jax.text.library_tokenizer import LibraryTokenizer
 from bert_jax.verbs.export import export
 from tests.interop.hf_checkpoints import fresh_run, import_run
@@ -20,7 +21,7 @@ def test_auto_tokenizer_gives_the_same_ids_and_rows(
     kind: str, token_types: bool, tmp_path: Path
 ) -> None:
     first = KINDS[kind]()
-    own = read_hf_tokenizer(saved(kind, tmp_path / "theirs"))
+    own = load_tokenizer(saved(kind, tmp_path / "theirs"))
     assert isinstance(own, LibraryTokenizer)
     written = tmp_path / "ours"
     written.mkdir()
@@ -41,11 +42,11 @@ def test_auto_tokenizer_gives_the_same_ids_and_rows(
     if token_types:
         b = len(own.encode("barks (twice)")) + 1
         assert pair["token_type_ids"] == [0] * (len(pair["input_ids"]) - b) + [1] * b
-    assert read_hf_tokenizer(written).hash == own.hash
+    assert load_tokenizer(written).hash == own.hash
 
 
 def test_a_run_with_byte_level_bpe_survives_export_and_import(tmp_path: Path) -> None:
-    own = read_hf_tokenizer(saved("roberta", tmp_path / "tokenizer"))
+    own = load_tokenizer(saved("roberta", tmp_path / "tokenizer"))
     run = fresh_run(tmp_path / "run", own)
     export(str(tmp_path / "run"), str(tmp_path / "out"), to="hf")
     back = import_run(tmp_path / "out", tmp_path / "back")

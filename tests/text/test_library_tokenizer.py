@@ -203,7 +203,7 @@ def test_other_pipelines_are_refused(tmp_path: Path) -> None:
         opened({"normalizer": {"type": "Unheard"}})
     template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}]}
     with refuses("tokenizer.template", found="A"):
-        opened({"post_processor": template | {"pair": template["single"]}})
+        opened({"post_processor": template | {"pair": template["single"], "special_tokens": {}}})
     vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 9}
     model = {"type": "BPE", "vocab": vocabulary, "merges": []}
     with refuses("tokenizer.ids"):

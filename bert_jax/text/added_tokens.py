@@ -1,0 +1,122 @@
+"""Added tokens: pieces that the library finds in a text before the model divides the rest.
+
+`tokenizer.json` lists them. Older files have them in ``tokenizer_config.json``
+(``added_tokens_decoder``, ``additional_special_tokens``) or ``added_tokens.json``. Source:
+`_from_pretrained` in Hugging Face transformers, `tokenization_utils_base.py`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from bert_jax.errors import UserError
+from bert_jax.files.read import is_whole, shown
+from bert_jax.text.pipeline_file import ROLE_SETTINGS, Spec, pieces_of
+
+ADDED_FILE: Final = "added_tokens.json"
+_DECODER: Final = "added_tokens_decoder"
+_LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
+_FLAGS: Final = ("single_word", "lstrip", "rstrip")
+
+
+def with_added_tokens(
+    spec: Spec, settings: Mapping[str, Any], numbers: Mapping[str, Any], *, source: str
+) -> Spec:
+    """Returns a pipeline with the added tokens of the files beside it.
+
+    Args:
+        spec: the pipeline.
+        settings: merged content of ``special_tokens_map.json`` and ``tokenizer_config.json``.
+        numbers: content of ``added_tokens.json``: ids by text. It counts only without
+            ``added_tokens_decoder``.
+        source: file for errors.
+
+    Raises:
+        UserError: an entry is malformed.
+    """
+    held = {token["content"]: token for token in spec["added_tokens"]}
+    special = [*_special(settings, source)]
+    if _DECODER in settings:
+        entries = settings[_DECODER]
+        if not isinstance(entries, dict) or not all(is_whole(key) for key in entries):
+            raise _malformed(entries, f"{source}: {_DECODER}")
+        for key, entry in entries.items():
+            token = _token(entry, int(key), special=False, place=f"{source}: {_DECODER}")
+            held[token["content"]] = token
+    else:
+        names = {_content(entry) for entry in special}
+        for text, number in numbers.items():
+            if not isinstance(number, int):
+                raise _malformed(number, f"{source}: {ADDED_FILE}")
+            place = f"{source}: {ADDED_FILE}"
+            held.setdefault(text, _token(text, number, special=text in names, place=place))
+    pieces = pieces_of({**spec, "added_tokens": [*held.values()]})
+    for entry in special:
+        content = _content(entry)
+        if content not in held:
+            number = pieces.setdefault(content, len(pieces))
+            held[content] = _token(entry, number, special=True, place=source)
+    return {**spec, "added_tokens": sorted(held.values(), key=lambda token: token["id"])}
+
+
+def check_ids(spec: Spec, found: Mapping[str, int], source: str) -> None:
+    """Raises UserError if the library gives an added token another id than the files.
+
+    `found` has the library's ids.
+    """
+    for token in spec["added_tokens"]:
+        content, number = token["content"], token["id"]
+        if found.get(content) != number:
+            raise UserError(
+                "tokenizer.added_tokens",
+                "{found} has id {id}, but the library gives it {expected}. Write its files again "
+                "in Python: transformers.AutoTokenizer.from_pretrained(directory)."
+                "save_pretrained(directory)",
+                place=f"{source}: added_tokens",
+                found=shown(content),
+                id=number,
+                expected=found.get(content),
+            )
+
+
+def _special(settings: Mapping[str, Any], source: str) -> Iterator[Any]:
+    """Yields the special tokens of the settings that have none of our roles."""
+    for name, value in settings.items():
+        if name.endswith("_token") and name not in ROLE_SETTINGS and _content(value) is not None:
+            yield value
+    for name in _LISTS:
+        values = settings.get(name) or ()
+        if not isinstance(values, dict | list | tuple):
+            raise _malformed(values, f"{source}: {name}")
+        for value in values.values() if isinstance(values, dict) else values:
+            if _content(value) is None:
+                raise _malformed(value, f"{source}: {name}")
+            yield value
+
+
+def _token(entry: Any, number: int, *, special: bool, place: str) -> dict[str, Any]:
+    content = _content(entry)
+    if not content:
+        raise _malformed(entry, place)
+    flags = entry if isinstance(entry, dict) else {}
+    special = special or flags.get("special") is True
+    return {
+        "id": number,
+        "content": content,
+        **{name: flags.get(name) is True for name in _FLAGS},
+        "normalized": bool(flags.get("normalized", not special)),
+        "special": special,
+    }
+
+
+def _content(entry: Any) -> Any:
+    found = entry.get("content") if isinstance(entry, dict) else entry
+    return found if isinstance(found, str) else None
+
+
+def _malformed(found: Any, place: str) -> UserError:
+    return UserError(
+        "tokenizer.added_token",
+        'found {found}, allowed: a text, or an object with "content"',
+        place=place,
+        found=shown(found),
+    )
