@@ -1,6 +1,6 @@
 """`bert-jax finetune`: a pretrained run and a task's data → a fine-tuned run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from etils import epath
@@ -12,11 +12,14 @@ from bert_jax.errors import UserError
 from bert_jax.narration import speaking
 from bert_jax.runs.lock import hold_run
 from bert_jax.section import need
-from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
+from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.section import FinetuneSettings
+from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
 from bert_jax.tasks.table import TableSection
+from bert_jax.tasks.tokens.family import TokenClassificationSection
+from bert_jax.tasks.tokens.sentence_rows import LABELS
 from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.tasks.training.setup import claim, prepare, show_data
 from bert_jax.train.loop import Outcome
@@ -90,27 +93,31 @@ def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Con
             ).outcome
 
 
-def no_table(place: str, kind: str) -> UserError:
+def no_table(
+    place: str, kind: str, *, allowed: Sequence[str] = ("table", "multiple_choice")
+) -> UserError:
     """Returns the error for an argument that only tasks with tables accept."""
     return UserError(
         "finetune.task_without_table",
-        'found with task "{found}", allowed: with task table or multiple_choice',
+        'found with task "{found}", allowed: with task {allowed:or}',
         place=place,
         found=kind,
+        allowed=allowed,
     )
 
 
 def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
     """Writes tables to ``<run_dir>/data/KEY.jsonl``, and sets these files in the task.
 
-    Returns the changed configuration. Raises UserError if the task has no tables, or if a key is
-    unknown.
+    Returns the changed configuration. Raises UserError if the task is GLUE, whose files have fixed
+    columns, or if a key is unknown.
     """
     section = need(config.finetune, "finetune", "finetune")
     root = epath.Path(need(config.run_dir, "run_dir", "finetune")) / "data"
     task = section.task
-    if not isinstance(task, TableSection | MultipleChoiceSection | EmbeddingSection):
-        raise no_table("data", task.kind)
+    if isinstance(task, GlueSection):
+        kinds = ("table", "multiple_choice", "token_classification", "squad", "embedding")
+        raise no_table("data", task.kind, allowed=kinds)
     if unknown := [key for key in data if key not in TABLES]:
         raise UserError(
             "finetune.table_unknown",
@@ -119,14 +126,20 @@ def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
             found=unknown[0],
             allowed=TABLES,
         )
+    labels: Sequence[str] = ()
     if isinstance(task, TableSection):
+        labels = [task.label]
         names = [name for name in (task.text, task.pair, task.label) if name is not None]
     elif isinstance(task, EmbeddingSection):
         between = (task.positive, *task.negatives, task.score)
         names = [task.anchor, *(name for name in between if name is not None)]
+    elif isinstance(task, TokenClassificationSection):
+        labels = [task.label_column] if isinstance(task.label_column, str) else LABELS
+        names = ["tokens", labels[0]]
+    elif isinstance(task, SquadSection):
+        names = ["question", "context", "answers"]
     else:
         names = [task.columns.text, *task.columns.choices, task.columns.label]
-    labels = [task.label] if isinstance(task, TableSection) else []
     for key, rows in data.items():
         root.mkdir(parents=True, exist_ok=True)
         MemoryTable.of(rows).write_jsonl(root / f"{key}.jsonl", names, labels=labels)

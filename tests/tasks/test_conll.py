@@ -84,6 +84,58 @@ def test_an_unreadable_line_is_named(
         read_conll(path, labelled=True, **columns)
 
 
+GERMEVAL = """#\thttp://example.org/a [2010-01-01]
+1\tEU\tB-ORG\tO
+2\trejects\tO\tO
+
+#\thttp://example.org/b [2010-01-02]
+1\t#\tO\tB-PER
+"""
+MULTICONER = "# id 1-2 domain=train\nEU _ _ B-ORG\n\n\n# id 3-4 domain=train\n# _ _ O\na _ _ O\n"
+CONLL_U = "# sent_id = 1\n# text = a b c d\n1 a X\n2 b Y\n\n# text = e f\n1 e X\n2 f Y\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "sentences", "comments"),
+    [
+        (GERMEVAL, {"token": 1, "label": 2}, ["EU rejects", "#"], 2),
+        (GERMEVAL, {"token": 1, "separator": "\t"}, ["EU rejects", "#"], 2),
+        (CONLL_U, {"token": 1}, ["a b", "e f"], 3),
+        ("#begin document (bc); 0\na X O\n\nb X O\n\n#end document\n", {}, ["a", "b"], 2),
+        ("# O\n1 O\n\n# O\nb B-A\n", {}, ["# 1", "# b"], 0),
+        ("# a b\n\n# O\nb O\n\n#tag O\n", {}, ["# b", "#tag"], 1),
+    ],
+)
+def test_comments_are_not_tokens(
+    tmp_path: Path, text: str, columns: dict[str, Any], sentences: list[str], comments: int
+) -> None:
+    file = read_conll(write(tmp_path, text), labelled=True, **columns)
+    assert [" ".join(sentence.tokens) for sentence in file.sentences] == sentences
+    assert file.comments == comments
+
+
+def test_comments_of_the_same_width_begin_every_sentence(tmp_path: Path) -> None:
+    file = read_conll(write(tmp_path, MULTICONER), labelled=True)
+    assert file.names == {"B-ORG", "O"}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "values"),
+    [
+        (GERMEVAL, "index_column", {"column": 0, "width": 4, "following": 1}),
+        ('{"tokens": ["a", "b"], "ner_tags": [0, 1]}\n', "rows", {"found": "JSON lines"}),
+        ('\ufeff[{"tokens": ["a"], "ner_tags": [0]}]', "rows", {"found": "a JSON list"}),
+        ("PAR1\x15", "rows", {"found": "Parquet"}),
+    ],
+)
+def test_other_formats_are_named(
+    tmp_path: Path, text: str, key: str, values: dict[str, Any]
+) -> None:
+    path = write(tmp_path, text)
+    with refuses(f"tokens.{key}", place=path, **values):
+        read_conll(path, labelled=True)
+
+
 @pytest.mark.parametrize(
     ("text", "columns", "stray"),
     [

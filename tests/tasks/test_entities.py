@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from bert_jax.tasks.tokens.entities import (
     Entity,
     Scheme,
+    complete_labels,
     detect_scheme,
     entity_report,
     entity_scores,
@@ -82,7 +83,12 @@ def test_plain_labels_are_scored_by_token() -> None:
         (["NN VB"], "none"),
         (["B-A I-A NN"], "none"),
         (["O O"], "none"),
-        (["B-A M-A E-A"], "none"),
+        (["B-A X-A E-A"], "none"),
+        # Other spellings.
+        (["B_A I_A O", "O B_B"], "IOB2"),
+        (["i-A i-A o", "o i-B"], "IOB1"),
+        (["B-A M-A E-A O S-A"], "BIOES"),
+        (["B-A L-A O U-A"], "BIOES"),
     ],
 )
 def test_the_scheme_is_inferred_from_the_labels(sentences: list[str], scheme: Scheme) -> None:
@@ -110,6 +116,25 @@ def test_labels_outside_the_scheme_are_found(
     scheme: Scheme, labels: str, positions: list[int]
 ) -> None:
     assert violations(labels.split(), scheme) == positions
+
+
+@pytest.mark.parametrize(
+    ("found", "scheme", "labels"),
+    [
+        ({"B_A", "O"}, "IOB2", ("B_A", "I_A", "O")),
+        ({"b-A", "o"}, "IOB2", ("b-A", "i-A", "o")),
+        ({"U-A", "O"}, "BIOES", ("B-A", "I-A", "L-A", "O", "U-A")),
+        ({"B-A", "M-A", "E-A"}, "BIOES", ("B-A", "E-A", "M-A", "O", "S-A")),
+    ],
+)
+def test_added_labels_are_spelled_like_the_others(
+    found: set[str], scheme: Scheme, labels: tuple[str, ...]
+) -> None:
+    assert complete_labels(found, scheme) == labels
+    spans = [Entity("A", 0, 2), Entity("A", 3, 4)]
+    begin, inside = (next(n for n in labels if n[0].upper() in each) for each in ("B", "EIL"))
+    outside = next(name for name in labels if name in "Oo")
+    assert find_entities([begin, inside, outside, begin]) == spans
 
 
 def test_schemes_differ_in_the_labels_they_allow() -> None:

@@ -1,15 +1,19 @@
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.config import parse_config
 from bert_jax.tasks.family import NO_LABEL, DataRequest, Encoded, Family, Record
 from bert_jax.tasks.tokens.family import TokenClassificationSection, TokenSplit, cut_windows
 from bert_jax.text import Tokenizer
+from bert_jax.verbs.finetune import with_tables
 from tests.project import refuses
 from tests.tasks.sequences import small_tokenizer
 
@@ -185,6 +189,107 @@ def test_mistakes_are_named(
     place = place if place.startswith("task.") else f"{tmp_path}/train.txt{place}"
     with refuses(key, place=place, **values):
         open_task(tmp_path, tokenizer, *roles, texts={"train": train}, **settings)
+
+
+NAMES = ["O", "B-A", "I-A"]
+TOKENS = [["the", "old", "dogs"], [], ["saw", "mill"]]
+TAGS = [[0, 1, 2], [], [1, 0]]
+
+
+def as_names(tags: list[list[int]]) -> list[list[str]]:
+    return [[NAMES[tag] for tag in row] for row in tags]
+
+
+@pytest.mark.parametrize("column", ["ner_tags", "labels", "my_tags"])
+@pytest.mark.parametrize(
+    "form", ["names.jsonl", "numbers.jsonl", "names.parquet", "classes.parquet"]
+)
+def test_lists_of_tokens_and_labels_are_read(
+    tmp_path: Path, tokenizer: Tokenizer, form: str, column: str
+) -> None:
+    kind, _, suffix = form.partition(".")
+    tags: list[Any] = as_names(TAGS) if kind == "names" else TAGS
+    tag = datasets.ClassLabel(names=NAMES) if kind == "classes" else datasets.Value("string")
+    path = tmp_path / form
+    rows = {"id": ["1", "2", "3"], "tokens": TOKENS, column: tags}
+    if suffix == "jsonl":
+        lines = (
+            dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)
+        )
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    else:
+        words = datasets.List(datasets.Value("string"))
+        features = {"id": datasets.Value("string"), "tokens": words, column: datasets.List(tag)}
+        datasets.Dataset.from_dict(rows, features=datasets.Features(features)).to_parquet(path)
+    settings: dict[str, Any] = {"label_column": column} if column == "my_tags" else {}
+    settings |= {"label_names": NAMES} if kind == "numbers" else {}
+    family = open_task(tmp_path, tokenizer, "train", texts={}, train=str(path), **settings)
+    assert family.heads.labels == ("B-A", "I-A", "O")
+    assert family.best_metric == "f1"
+    split = family.splits["train"]
+    assert isinstance(split, TokenSplit)
+    records = predict(family, split)
+    assert [record["tokens"] for record in records] == [TOKENS[0], TOKENS[2]]
+    assert [record["label"] for record in records] == as_names([TAGS[0], TAGS[2]])
+
+
+def test_numbers_without_names_are_labels_with_a_note(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"tokens": ["a", "dog"], "ner_tags": [0, 1]}\n')
+    family = open_task(tmp_path, tokenizer, "train", texts={}, train=str(path))
+    assert family.heads.labels == ("0", "1")
+    assert any("label_names" in note for note in family.notes)
+
+
+@pytest.mark.parametrize(
+    ("row", "key", "values"),
+    [
+        (
+            {"tokens": ["a"], "ner_tags": ["O", "O"]},
+            "row_labels",
+            {"found": "2 labels", "count": 1},
+        ),
+        ({"tokens": ["a"], "ner_tags": "O"}, "row_labels", {"found": "no list", "count": 1}),
+        ({"tokens": ["a"], "ner_tags": [-100]}, "row_label", {"found": -100}),
+        ({"tokens": ["a"], "ner_tags": [None]}, "row_label", {"found": None}),
+        ({"tokens": ["a", 1], "ner_tags": ["O", "O"]}, "row", {"column": "tokens"}),
+        ({"tokens": ["a"], "pos": ["O"]}, "row_column", {"found": ["tokens", "pos"]}),
+        ({"sentence": ["a"], "tags": ["O"]}, "row_column", {"setting": "token_column"}),
+    ],
+)
+def test_a_malformed_row_is_named(
+    tmp_path: Path, tokenizer: Tokenizer, row: dict[str, Any], key: str, values: dict[str, Any]
+) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(f"{json.dumps(row)}\n")
+    with refuses(f"tokens.{key}", place=f"{path}: line 1", **values):
+        open_task(tmp_path, tokenizer, "train", texts={}, train=str(path))
+
+
+def test_a_dataset_in_memory_keeps_the_names_of_its_classes(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    tags = datasets.List(datasets.ClassLabel(names=NAMES))
+    features = {"tokens": datasets.List(datasets.Value("string")), "ner_tags": tags}
+    rows: Any = datasets.Dataset.from_dict(
+        {"tokens": TOKENS, "ner_tags": TAGS}, features=datasets.Features(features)
+    )
+    task = {"kind": "token_classification"}
+    config = {"run_dir": str(tmp_path / "run"), "finetune": {"init_from": "x", "task": task}}
+    with_tables(parse_config(config, source="a.yaml"), {"train": rows})
+    written = str(tmp_path / "run" / "data" / "train.jsonl")
+    family = open_task(tmp_path, tokenizer, "train", texts={}, train=written)
+    assert family.heads.labels == ("B-A", "I-A", "O")
+
+
+def test_the_columns_that_are_read_are_noted(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    text = "the X O\ndogs Y B_A\n\nold X I_A\n"
+    family = open_task(tmp_path, tokenizer, "train", texts={"train": text})
+    assert family.notes[0].startswith(f"{tmp_path}/train.txt: of 3 columns")
+    assert family.heads.labels == ("B_A", "I_A", "O")
+    assert family.best_metric == "f1"
+    with refuses("tokens.column_name", place="task.label_column", found="ner_tags"):
+        open_task(tmp_path, tokenizer, "train", texts={"train": text}, label_column="ner_tags")
 
 
 @settings(deadline=None, max_examples=300)

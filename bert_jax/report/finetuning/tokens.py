@@ -9,8 +9,8 @@ from bert_jax.report.rendering import Record, View, select
 
 COLOURS: Final = 6
 WORDS: Final = 150  # maximum number of words to show of a sentence
-PREFIXED: Final = re.compile(r"([BIESLU])-(.+)")
-OUTSIDE: Final = "O"
+PREFIXED: Final = re.compile(r"([BIESLUMbieslum])[-_](.+)")
+OUTSIDE: Final = ("O", "o")
 
 
 class EntitySpan(NamedTuple):
@@ -59,13 +59,13 @@ def labelled_words(
 def spans(tags: Sequence[str]) -> list[EntitySpan]:
     """Returns the spans of a sentence, for display: ``B-LOC I-LOC O`` → (0, 2, "LOC").
 
-    Supports IOB1, IOB2, BIOES and BILOU. A span begins at B, S or U, after E or L, after a span of
-    another type, and after O. If a label has no such prefix, as in part-of-speech tagging, every
-    word except O is a span.
+    Supports IOB1, IOB2, BIOES, BILOU and BMES. A span begins at B, S or U, after E or L, after a
+    span of another type, and after O. If a label has no such prefix, as in part-of-speech tagging,
+    every word except O is a span.
     """
-    inside = [tag for tag in tags if tag != OUTSIDE]
+    inside = [tag for tag in tags if tag not in OUTSIDE]
     if not all(PREFIXED.fullmatch(tag) for tag in inside):
-        return [EntitySpan(at, at + 1, tag) for at, tag in enumerate(tags) if tag != OUTSIDE]
+        return [EntitySpan(at, at + 1, tag) for at, tag in enumerate(tags) if tag not in OUTSIDE]
     found: list[EntitySpan] = []
     ended = True
     for at, tag in enumerate(tags):
@@ -73,7 +73,7 @@ def spans(tags: Sequence[str]) -> list[EntitySpan]:
         if match is None:
             ended = True
             continue
-        prefix, name = match.groups()
+        prefix, name = match[1].upper(), match[2]
         if ended or prefix in "BSU" or found[-1].type != name:
             found.append(EntitySpan(at, at + 1, name))
         else:

@@ -1,18 +1,20 @@
 """Reads CoNLL files: one token per line, in columns, and a blank line between sentences."""
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import read_lines
 from bert_jax.errors import UserError
-from bert_jax.tasks.family import no_rows
+from bert_jax.files.read import require_file
 
 _DOCUMENT_START: Final = "-DOCSTART-"
 # `str.split()` would also split at no-break spaces, which tokens may contain.
 _WHITE_SPACE: Final = re.compile("[ \t]+")
+# "#" as a token is a line with as many columns as other lines.
+_COMMENT: Final = re.compile(r"#([ \t]|$)|#(begin|end) document")
 
 
 class Sentence(NamedTuple):
@@ -29,6 +31,9 @@ class ConllFile(NamedTuple):
     path: Path
     sentences: list[Sentence]  # all labelled or all unlabelled
     stray_labels: int = 0  # number of labelled tokens in an unlabelled file
+    numbers: bool = False  # whether labels are numbers without names
+    comments: int = 0  # number of lines that were detected as comments
+    columns: tuple[int, int, int] | None = None  # token column, label column, number of columns
 
     @property
     def names(self) -> set[str]:
@@ -43,6 +48,10 @@ class ConllFile(NamedTuple):
             for line, name in zip(sentence.lines, sentence.labels or (), strict=True)
             if name in names
         )
+
+    def place(self, line: int) -> str:
+        """Returns the place of a line for errors: ``train.txt: line 7``."""
+        return f"{self.path}: {'row' if self.path.suffix in ('', '.parquet') else 'line'} {line}"
 
 
 def read_conll(
@@ -60,29 +69,44 @@ def read_conll(
     ``-DOCSTART-`` separate documents and are skipped. If any token lacks a label, all labels are
     dropped.
 
+    Lines before a sentence that begin with ``#`` are comments if they have another number of
+    columns than the sentence, or if every sentence has one. GermEval, CoNLL-U and MultiCoNER have
+    such comments.
+
     Args:
         path: path of the file.
         labelled: whether every token must have a label.
         token: index of the token's column. Negative indices count from the end.
         label: index of the label's column. Negative indices count from the end.
         separator: text between columns. By default, spaces and tabs.
-        comment: prefix of lines to skip.
+        comment: prefix of lines to skip. If it is set, no comments are detected.
 
     Raises:
-        UserError: The file is missing, is not UTF-8 or has no sentences. A line lacks a column, a
-            token or a required label, or its number of columns differs from the line before.
+        UserError: The file is missing, is JSON or Parquet, is not UTF-8 or has no sentences. A line
+            lacks a column, a token or a required label, or its number of columns differs from the
+            line before. The column of tokens numbers them.
     """
-    blocks: list[list[tuple[str, str, int]]] = [[]]
-    token_at, label_at, before, width = 0, 0, 0, 0
+    _refuse_rows(path)
+
+    def split(line: str) -> list[str]:
+        return line.split(separator) if separator else _WHITE_SPACE.split(line.strip(" \t"))
+
+    raw: list[list[tuple[int, str]]] = [[]]  # lines of each sentence
     for number, line in read_lines(path):
         if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
-            blocks.append([])
-            continue
-        if comment is not None and line.startswith(comment):
+            raw.append([])
+        elif comment is None or not line.startswith(comment):
+            raw[-1].append((number, line))
+    raw = [lines for lines in raw if lines]
+    comments = set() if comment is not None else _comments(raw, split)
+    blocks: list[list[tuple[str, str, int]]] = [[] for _ in raw]
+    token_at, label_at, before, width = 0, 0, 0, 0
+    numbered = ((at, *each) for at, lines in enumerate(raw) for each in lines)
+    for at, number, line in numbered:
+        if number in comments:
             continue
         place = f"{path}: line {number}"
-        in_spaces = _WHITE_SPACE.split(line.strip(" \t"))
-        fields = in_spaces if separator is None else line.split(separator)
+        fields = split(line)
         if not width:
             token_at = label_at = _column(place, fields, "token_column", token)
             if labelled or -len(fields) <= label < len(fields):
@@ -118,7 +142,7 @@ def read_conll(
             raise UserError(
                 "tokens.no_label", "found no label, allowed: one for every token", place=place
             )
-        blocks[-1].append((fields[token_at], name, number))
+        blocks[at].append((fields[token_at], name, number))
     sentences = [Sentence(*map(list, zip(*block, strict=True))) for block in blocks if block]
     if not sentences:
         raise UserError(
@@ -126,11 +150,85 @@ def read_conll(
             "found no sentence, allowed: one token per line, in columns",
             place=path,
         )
+    _refuse_index(path, sentences, token_at, width)
     names = [name for sentence in sentences for name in sentence.labels or ()]
+    columns = (token_at, label_at, width)
     if all(names):
-        return ConllFile(path, sentences)
+        return ConllFile(path, sentences, comments=len(comments), columns=columns)
     sentences = [sentence._replace(labels=None) for sentence in sentences]
-    return ConllFile(path, sentences, stray_labels=sum(map(bool, names)))
+    stray = sum(map(bool, names))
+    return ConllFile(path, sentences, stray, comments=len(comments), columns=columns)
+
+
+def _comments(
+    blocks: Sequence[Sequence[tuple[int, str]]], split: Callable[[str], list[str]]
+) -> set[int]:
+    """Returns the numbers of the lines that are comments. `blocks` are the lines of sentences."""
+    heads: list[list[tuple[int, str]]] = []  # first lines of each block that may be comments
+    for lines in blocks:
+        count = next((at for at, (_, line) in enumerate(lines) if not _COMMENT.match(line)), None)
+        heads.append([*lines[:count]])
+    bodies = [lines[len(head) :] for lines, head in zip(blocks, heads, strict=True)]
+    width = next((len(split(body[0][1])) for body in bodies if body), 0)
+    if not width:
+        return set()
+    if len(blocks) > 1 and width > 2 and all(heads):
+        return {number for head in heads for number, _ in head}
+    return {number for head in heads for number, line in head if len(split(line)) != width}
+
+
+def _refuse_rows(path: Path) -> None:
+    """Raises UserError if a file contains rows instead of columns."""
+    require_file(path)
+    with path.open("rb") as file:
+        found = "Parquet" if file.read(4) == b"PAR1" else None
+    if found is None:
+        lines = (line.strip() for _, line in read_lines(path))
+        found = _json_kind(next(filter(None, lines), ""), path.suffix)
+    if found is not None:
+        raise UserError(
+            "tokens.rows",
+            "found {found}, allowed: one token per line, in columns. Write rows with tokens and "
+            "ner_tags to a .jsonl (one object per line) or a .parquet.",
+            place=path,
+            found=found,
+        )
+
+
+def _json_kind(line: str, suffix: str) -> str | None:
+    """Returns what JSON a file is that begins with a line, or None."""
+    if line in ("[", "{"):  # also tokens
+        return "JSON" if suffix == ".json" else None
+    if not line.startswith(("[", "{")):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict):
+        return "JSON lines"
+    return "a JSON list" if any(isinstance(each, dict) for each in value) else None
+
+
+def _refuse_index(path: Path, sentences: Sequence[Sentence], token: int, width: int) -> None:
+    """Raises UserError if the tokens of each sentence are numbers that count up from 0 or 1."""
+    if width < 3 or all(len(sentence.tokens) < 2 for sentence in sentences):
+        return
+    for first in (0, 1):
+        if all(
+            sentence.tokens == [str(first + at) for at in range(len(sentence.tokens))]
+            for sentence in sentences
+        ):
+            raise UserError(
+                "tokens.index_column",
+                "found only the numbers of tokens in column {column} of {width}. Set "
+                "task.token_column to the column of the tokens, such as {following}, and "
+                "task.label_column to the column of the labels.",
+                place=path,
+                column=token,
+                width=width,
+                following=(token + 1) % width,
+            )
 
 
 def _column(place: str, fields: list[str], key: str, number: int) -> int:
@@ -146,32 +244,3 @@ def _column(place: str, fields: list[str], key: str, number: int) -> int:
             number=number,
         )
     return number % len(fields)
-
-
-def sentences_in_memory(table: MemoryTable) -> ConllFile:
-    """Returns the sentences of rows: ``["EU rejects it", ("EU", "rejects")]`` has two.
-
-    A row is a text with spaces between tokens, a list of tokens, or a dict with ``tokens`` and
-    optionally ``labels``. Raises UserError for any other row, or if there are not as many labels as
-    tokens.
-    """
-    sentences = []
-    for number, row in enumerate(table.rows, start=1):
-        found = row if not isinstance(row, dict) else row.get("tokens", row.get("text"))
-        tokens = _WHITE_SPACE.split(found.strip()) if isinstance(found, str) else found
-        labels = row.get("labels") if isinstance(row, dict) else None
-        texts = isinstance(tokens, list | tuple) and all(isinstance(t, str) and t for t in tokens)
-        if not tokens or not texts or (labels is not None and len(labels) != len(tokens)):
-            raise UserError(
-                "tokens.row",
-                "found no tokens, or not as many labels as tokens, allowed: a text, a list of "
-                "tokens, or a dict with tokens and labels",
-                place=f"{table}: row {number}",
-            )
-        names = None if labels is None else [str(label) for label in labels]
-        sentences.append(Sentence(list(tokens), names, [number] * len(tokens)))
-    if not sentences:
-        raise no_rows(table)
-    if any(sentence.labels is None for sentence in sentences):
-        sentences = [sentence._replace(labels=None) for sentence in sentences]
-    return ConllFile(Path(str(table)), sentences)

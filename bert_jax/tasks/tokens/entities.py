@@ -13,11 +13,16 @@ from bert_jax.tasks.scores import OUTSIDE, label_figure
 
 Scheme: TypeAlias = Literal["IOB1", "IOB2", "BIOES", "none"]
 
+# Prefixes of BILOU and BMES, as prefixes of BIOES.
+_CANONICAL: Final = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S", "M": "I"}
 PREFIXES: Final[dict[Scheme, str]] = {"IOB1": "BI", "IOB2": "BI", "BIOES": "BIES", "none": ""}
 
 
 class SpanLabel(NamedTuple):
-    """``"B-per-name"`` → prefix B, type per-name; ``"O"`` and ``"B"`` have no type."""
+    """``"B-per-name"`` → prefix B, type per-name; ``"O"`` and ``"B"`` have no type.
+
+    The prefix is B, I, E, S or O, however the label spells it.
+    """
 
     prefix: str
     type: str
@@ -26,12 +31,15 @@ class SpanLabel(NamedTuple):
 def parse_label(label: str) -> SpanLabel | None:
     """Parses a label. Returns None if it belongs to no scheme, such as ``"NN"``.
 
-    The type begins after the first hyphen, as in conlleval.
+    The type begins after the first hyphen, as in conlleval. ``B_PER``, ``b-PER`` and, in BILOU and
+    BMES, ``L-PER``, ``U-PER`` and ``M-PER`` are other spellings.
     """
-    prefix, hyphen, kind = label.partition("-")
-    if label == OUTSIDE:
+    if label.upper() == OUTSIDE:
         return SpanLabel(OUTSIDE, "")
-    if prefix in ("B", "I", "E", "S") and bool(hyphen) == bool(kind):
+    if label in _CANONICAL:
+        return SpanLabel(_CANONICAL[label], "")
+    prefix, kind = _CANONICAL.get(label[:1].upper()), label[2:]
+    if prefix is not None and label[1:2] in ("-", "_") and kind:
         return SpanLabel(prefix, kind)
     return None
 
@@ -106,13 +114,27 @@ def complete_labels(found: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
     """Adds the missing labels of each entity type, and sorts the labels.
 
     ``{"B-PER"}`` in IOB2 → ``("B-PER", "I-PER", "O")``. The dev set may have labels that the
-    training set lacks.
+    training set lacks. They are spelled like the labels found: ``{"b_per"}`` → ``b_per``,
+    ``i_per`` and ``o``.
     """
     names = set(found)
-    if scheme != "none":
-        for kind in {label.type for label in map(_known, names) if label.prefix != OUTSIDE}:
-            names |= {f"{prefix}-{kind}" if kind else prefix for prefix in PREFIXES[scheme]}
-        names.add(OUTSIDE)
+    if scheme == "none":
+        return tuple(sorted(names))
+    inside = [(name, label) for name in names if (label := _known(name)).prefix != OUTSIDE]
+    letters = {name[0].upper() for name, _ in inside}
+    spelled = {prefix: prefix for prefix in PREFIXES[scheme]}
+    if letters & {"L", "U"}:
+        spelled |= {"E": "L", "S": "U"}
+    if "M" in letters:
+        spelled["I"] = "M"
+    lower = bool(inside) and all(name[0].islower() for name, _ in inside)
+    hyphen = next((name[1] for name, label in inside if label.type), "-")
+    for kind in {label.type for _, label in inside}:
+        for prefix in spelled.values():
+            first = prefix.lower() if lower else prefix
+            names.add(f"{first}{hyphen}{kind}" if kind else first)
+    if not any(_known(name).prefix == OUTSIDE for name in names):
+        names.add(OUTSIDE.lower() if lower else OUTSIDE)
     return tuple(sorted(names))
 
 

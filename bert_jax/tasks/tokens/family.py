@@ -1,4 +1,4 @@
-"""Token classification, such as named entity recognition, on CoNLL files."""
+"""Token classification, such as named entity recognition, on CoNLL files and lists of labels."""
 
 import functools
 import itertools
@@ -14,6 +14,7 @@ from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.rows.collate import Ragged
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
+from bert_jax.section import Strings
 from bert_jax.tasks.family import (
     NO_LABEL,
     DataRequest,
@@ -29,25 +30,32 @@ from bert_jax.tasks.family import (
 )
 from bert_jax.tasks.labels import too_few_labels, unknown_label
 from bert_jax.tasks.tokens import entities
-from bert_jax.tasks.tokens.conll import ConllFile, Sentence, read_conll, sentences_in_memory
+from bert_jax.tasks.tokens.conll import ConllFile, Sentence, read_conll
+from bert_jax.tasks.tokens.sentence_rows import SUFFIXES, read_sentence_rows
 from bert_jax.text.tokenizer import Tokenizer
 
 
 class TokenClassificationSection(FilesSection):
     """CoNLL files: columns, with an empty line between sentences.
 
-    If a test file has no label column, `label_column` should not be negative.
+    If a test file has no label column, `label_column` should not be negative. Files named .jsonl
+    and .parquet have a sentence per row: a list `tokens` and a list `ner_tags` or `labels`.
     """
 
     kind: Literal["token_classification"] = "token_classification"
-    token_column: int = 0
-    """Column of the token, from 0. Negative numbers count from the end."""
-    label_column: int = -1
-    """Column of the label, from 0. Negative numbers count from the end."""
+    token_column: int | str = 0
+    """Column of the token, from 0. Negative numbers count from the end. In .jsonl and .parquet, the
+    name of a column; by default, `tokens`, `words` or `text`."""
+    label_column: int | str = -1
+    """Column of the label, from 0. Negative numbers count from the end. In .jsonl and .parquet, the
+    name of a column; by default, `ner_tags`, `labels`, `tags`, `ner` or `label`."""
+    label_names: Strings = ()
+    """Names of the labels if a .jsonl or .parquet has numbers without names."""
     separator: str | None = pydantic.Field(default=None, min_length=1)
     """Separator of columns. By default, spaces and tabs."""
     comment: str | None = pydantic.Field(default=None, min_length=1)
-    """Prefix of comment lines, which are skipped."""
+    """Prefix of comment lines, which are skipped. By default, lines before a sentence that begin
+    with # and do not look like tokens."""
     scheme: Literal["auto", "IOB1", "IOB2", "BIOES", "IOBES", "none"] = "auto"
     """Tagging scheme. `none`: labels without spans, such as parts of speech. `IOBES` is an alias of
     `BIOES`."""
@@ -90,6 +98,7 @@ class TokenClassificationSection(FilesSection):
             scheme, labels = _scheme_of_model(self, request.labels), request.labels
         else:
             train = files["train"]
+            notes += _how_read(train)
             scheme = _scheme_of_file(self, train, notes)
             if len(train.names) < 2:
                 raise too_few_labels(train.names, train.path)
@@ -104,7 +113,9 @@ class TokenClassificationSection(FilesSection):
                 file.sentences, request.tokenizer, labels=labels, room=room, stride=stride
             )
             stray = "tokens have a label, but others have none: all labels are ignored"
-            notes += count_notes(file.path, {**split.findings, stray: file.stray_labels})
+            comments = "lines begin with # and are read as comments"
+            found = {**split.findings, stray: file.stray_labels, comments: file.comments}
+            notes += count_notes(file.path, found)
             notes += _contradictions(file, scheme) if exact else []
         return Family(
             heads=task_heads("token_classification", labels=labels),
@@ -138,16 +149,48 @@ def _write_conll(
 
 def _read(section: TokenClassificationSection, request: DataRequest, role: str) -> ConllFile:
     source = request.source(section, role)
-    if isinstance(source, MemoryTable):
-        return sentences_in_memory(source)
+    labelled, columns = needs_labels(role), (section.token_column, section.label_column)
+    if isinstance(source, MemoryTable) or source.suffix in SUFFIXES:
+        token, label = columns
+        return read_sentence_rows(
+            source, labelled=labelled, token=token, label=label, names=section.label_names
+        )
+    token, label = (
+        _number(source, f"task.{key}", column)
+        for key, column in zip(("token_column", "label_column"), columns, strict=True)
+    )
     return read_conll(
         source,
-        labelled=needs_labels(role),
-        token=section.token_column,
-        label=section.label_column,
+        labelled=labelled,
+        token=token,
+        label=label,
         separator=section.separator,
         comment=section.comment,
     )
+
+
+def _how_read(train: ConllFile) -> list[str]:
+    """Returns notes on a training set that may not be read as meant."""
+    if train.numbers:
+        return [f"{train.path}: labels are numbers. Set finetune.task.label_names to their names."]
+    if train.columns is None or train.columns[-1] < 3:
+        return []
+    token, label, width = train.columns
+    return [f"{train.path}: of {width} columns, tokens are in column {token}, labels in {label}"]
+
+
+def _number(path: Path, key: str, column: int | str) -> int:
+    if isinstance(column, str):
+        raise UserError(
+            "tokens.column_name",
+            'found "{found}", allowed for {path}: the number of a column, from 0. Only '
+            "{allowed:and} have columns with names.",
+            place=key,
+            found=column,
+            path=path,
+            allowed=SUFFIXES,
+        )
+    return column
 
 
 def _scheme_of_file(
@@ -157,13 +200,14 @@ def _scheme_of_file(
     scheme = section.named_scheme
     if scheme is None:
         scheme = entities.detect_scheme([sentence.labels or [] for sentence in train.sentences])
-        notes.append(f"{train.path}: the scheme of its labels is {scheme}")
+        how = "none: each token is scored by itself" if scheme == "none" else scheme
+        notes.append(f"{train.path}: the scheme of its labels is {how}")
     elif wrong := {name for name in train.names if not entities.fits(name, scheme)}:
         line, name = train.first(wrong)
         raise UserError(
             "tokens.label_outside_scheme",
             'found the label "{found}", allowed in {scheme}: {allowed}',
-            place=f"{train.path}: line {line}",
+            place=train.place(line),
             found=name,
             scheme=scheme,
             allowed=entities.labels_of(scheme),
@@ -196,8 +240,9 @@ def _contradictions(file: ConllFile, scheme: entities.Scheme) -> list[str]:
     if not wrong:
         return []
     line, name = wrong[0]
+    line = file.place(line).removeprefix(f"{file.path}: ")
     return [
-        f"{file.path}: {len(wrong)} labels contradict {scheme}, first {name} in line {line}. "
+        f"{file.path}: {len(wrong)} labels contradict {scheme}, first {name} in {line}. "
         "Spans are read as in conlleval."
     ]
 
@@ -205,7 +250,7 @@ def _contradictions(file: ConllFile, scheme: entities.Scheme) -> list[str]:
 def _check_labels(file: ConllFile, labels: Sequence[str]) -> None:
     if unknown := file.names - set(labels):
         line, name = file.first(unknown)
-        raise unknown_label(name, labels, place=f"{file.path}: line {line}")
+        raise unknown_label(name, labels, place=file.place(line))
 
 
 class Window(NamedTuple):

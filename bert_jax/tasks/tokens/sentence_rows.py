@@ -1,0 +1,141 @@
+"""Reads sentences from rows with lists of tokens and labels: JSON lines, Parquet, or in memory."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.tables import TableRow, read_table
+from bert_jax.errors import UserError
+from bert_jax.tasks.family import no_rows
+from bert_jax.tasks.tokens.conll import ConllFile, Sentence
+
+SUFFIXES: Final = (".jsonl", ".parquet")
+TOKENS: Final = ("tokens", "words", "text")
+LABELS: Final = ("ner_tags", "labels", "tags", "ner", "label")
+# `str.split()` would also split at no-break spaces, which tokens may contain.
+_WHITE_SPACE: Final = re.compile("[ \t]+")
+
+
+def read_sentence_rows(
+    source: Path | MemoryTable,
+    *,
+    labelled: bool,
+    token: int | str = 0,
+    label: int | str = -1,
+    names: Sequence[str] = (),
+) -> ConllFile:
+    """Returns the sentences of rows.
+
+    ``{"tokens": ["EU", "rejects"], "ner_tags": ["B-ORG", "O"]}`` is a sentence of two tokens. In
+    memory, a row may also be a text with spaces between tokens, or a list of tokens.
+
+    Args:
+        source: a .jsonl, a .parquet or a table in memory.
+        labelled: whether every token must have a label.
+        token: column of the tokens. A number selects the first of `TOKENS` that exists.
+        label: column of the labels. A number selects the first of `LABELS` that exists. Labels are
+            texts, or numbers of classes that `datasets` named.
+        names: names of numbered labels that have no names in the source.
+
+    Raises:
+        UserError: A row lacks tokens or required labels, does not have as many labels as tokens, or
+            has an unknown number as a label. There is no sentence.
+    """
+    table = read_table(source) if isinstance(source, Path) else _in_memory(source)
+    sentences: list[Sentence] = []
+    numbered = 0
+    for row in table:
+        tokens = _tokens(row, _column(row, token, TOKENS, "token_column"))
+        labels = None
+        if (column := _column(row, label, LABELS, "label_column", labelled)) is not None:
+            found = row.labels(column)
+            labels, numbers = _labels(row, column, found, len(tokens), names, labelled)
+            numbered += numbers
+        if tokens or isinstance(source, MemoryTable):
+            sentences.append(Sentence(tokens, labels, [row.line] * len(tokens)))
+    if not sentences:
+        raise no_rows(source)
+    if any(sentence.labels is None for sentence in sentences):
+        sentences = [sentence._replace(labels=None) for sentence in sentences]
+    return ConllFile(Path(str(source)), sentences, numbers=numbered > 0)
+
+
+def _in_memory(table: MemoryTable) -> Iterable[TableRow]:
+    for number, row in enumerate(table.rows, start=1):
+        values = row if isinstance(row, dict) else {"tokens": row}
+        yield TableRow(Path(str(table)), number, values, values, classes=table.classes)
+
+
+def _column(
+    row: TableRow, asked: int | str, usual: Sequence[str], key: str, required: bool = True
+) -> str | None:
+    """Returns the column that the setting `key` names, or the first usual one."""
+    allowed = usual if isinstance(asked, int) else (asked,)
+    found = next((name for name in allowed if name in row.values), None)
+    if found is None and required:
+        raise UserError(
+            "tokens.row_column",
+            "found the columns {found}, allowed: {allowed:or}, or another one in task.{setting}",
+            place=row.place,
+            found=list(row.values),
+            allowed=list(allowed),
+            setting=key,
+        )
+    return found
+
+
+def _tokens(row: TableRow, column: str | None) -> list[str]:
+    found = row.values[column or ""]
+    tokens = _WHITE_SPACE.split(found.strip()) if isinstance(found, str) else found
+    in_memory = not row.path.suffix
+    texts = isinstance(tokens, list | tuple) and all(isinstance(t, str) and t for t in tokens)
+    # In memory, each row needs a prediction.
+    if not texts or (in_memory and not tokens):
+        raise UserError(
+            "tokens.row",
+            'column "{column}": found no tokens, allowed: a list of texts, or a text with spaces',
+            place=row.place,
+            column=column,
+        )
+    return list(tokens)
+
+
+def _labels(
+    row: TableRow, column: str, found: Any, count: int, names: Sequence[str], labelled: bool
+) -> tuple[list[str] | None, bool]:
+    """Returns the labels of a row, and whether they are numbers without names."""
+    if found is None and not labelled:
+        return None, False
+    if not isinstance(found, list | tuple) or len(found) != count:
+        raise UserError(
+            "tokens.row_labels",
+            'column "{column}": found {found}, allowed: a list of {count} labels, one per token',
+            place=row.place,
+            column=column,
+            found=f"{len(found)} labels" if isinstance(found, list | tuple) else "no list",
+            count=count,
+        )
+    labels: list[str] = []
+    numbers = 0
+    for each in found:
+        if each is None and not labelled:
+            return None, False
+        if isinstance(each, str) and each:
+            labels.append(each)
+        elif isinstance(each, int) and not isinstance(each, bool) and each >= 0 and not names:
+            labels.append(str(each))
+            numbers += 1
+        elif isinstance(each, int) and not isinstance(each, bool) and 0 <= each < len(names):
+            labels.append(names[each])
+        else:
+            raise UserError(
+                "tokens.row_label",
+                'column "{column}": found the label {found!r}, allowed: names, or numbers from 0 '
+                "on, with a name in task.label_names",
+                place=row.place,
+                column=column,
+                found=each,
+            )
+    return labels, numbers > 0
