@@ -77,10 +77,11 @@ def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
     chosen = np.zeros(len(order), bool)
     chosen[order[:fitting]] = True
     # The next word exceeds the budget. Later words may be short enough.
-    for at in (fitting + np.flatnonzero(ordered[fitting:] <= left)).tolist() if left else ():
-        if ordered[at] <= left:
+    later = fitting + np.flatnonzero(ordered[fitting:] <= left) if left else order[:0]
+    for at, length in zip(later.tolist(), ordered[later].tolist(), strict=True):
+        if length <= left:
             chosen[order[at]] = True
-            left -= int(ordered[at])
+            left -= length
             if not left:
                 break
     return chosen.repeat(words.lengths)
