@@ -109,7 +109,7 @@ class LoadedModel:
                 vectors that it was trained to compute, with its own pooling and projection.
             pool: "mean" over all pieces, "cls" or "last". Default: "mean".
             prompt: "query" or "passage" adds the prefix that the model was trained with. Default:
-                no prefix.
+                the default prefix of an imported model, or none.
             max_length: maximum pieces per text, special pieces included. Longer texts are
                 truncated. Default: the limit of a model of sentence embeddings, or the model's
                 positions, at most 512.

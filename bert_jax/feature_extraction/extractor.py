@@ -171,14 +171,18 @@ def settings_for(
         level=level,
         pool=trained.pool if trained else pool or "mean",
         trained=trained,
-        prefix="" if prompt is None else _prefix(heads.embedding, prompt),
+        prefix=_prefix(heads.embedding, trained, prompt),
         max_length=max_length or heads.longest_text(positions),
         batch_size=batch_size,
     )
 
 
-def _prefix(trained: PoolingSection | None, prompt: Prompt) -> str:
-    if trained is None:
+def _prefix(
+    embedding: PoolingSection | None, trained: PoolingSection | None, prompt: Prompt | None
+) -> str:
+    if prompt is None:  # other pooling and layers are not the trained vectors
+        return "" if trained is None else trained.default_prefix
+    if embedding is None:
         raise UserError(
             "features.prompt",
             "found {found}, but the model was not trained on queries and passages. Omit "
@@ -186,7 +190,7 @@ def _prefix(trained: PoolingSection | None, prompt: Prompt) -> str:
             place="--prompt",
             found=prompt,
         )
-    return trained.query_prefix if prompt == "query" else trained.passage_prefix
+    return embedding.query_prefix if prompt == "query" else embedding.passage_prefix
 
 
 class TextFeatures(NamedTuple):
@@ -236,8 +240,9 @@ class FeatureExtractor:
         """
         loaded = model.loaded
         self.width = settings.layers.width(model.architecture.hidden_size)
-        if settings.trained is not None and settings.trained.projection is not None:
-            self.width = settings.trained.projection
+        if (trained := settings.trained) is not None:
+            self.width = trained.projection or self.width
+            self.width = min(self.width, trained.dimensions or self.width)
         self.counts = ExtractionCounts()
         self._settings, self._tokenizer, self._params = settings, model.tokenizer, loaded.params
         self._inference = model.batches(
@@ -333,7 +338,7 @@ def _forward(
         if settings.level != "sentence":
             return settings.layers.combine(model.encoder.every_layer(batch))
         if settings.trained is not None:
-            return model.embedded(batch, dropout_key=None)
+            return model.embedded(batch, dropout_key=None)[:, : settings.trained.dimensions]
         segment_ids, pool = batch["segment_ids"], settings.pool
         read = functools.partial(pooled_states, segment_ids=segment_ids, pool=pool)
         return settings.layers.combine(model.encoder.every_layer(batch, read=read))

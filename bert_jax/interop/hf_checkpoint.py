@@ -10,10 +10,12 @@ from etils import epath
 from bert_jax.encoders.hf_format import ClassHeads, HfFormat
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object, shown
 from bert_jax.interop import hf_config, tensor_conversion
 from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
 from bert_jax.interop.hf_weights import HfWeights
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
+from bert_jax.interop.sources import ADAPTER
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import PRETRAINED_HEADS, HeadsSection
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -23,8 +25,8 @@ CONFIG: Final = "config.json"
 
 
 def is_hf(directory: Path) -> bool:
-    """Returns whether a directory has the config.json of a Hugging Face checkpoint."""
-    return (directory / CONFIG).exists()
+    """Returns whether a directory has the configuration of a Hugging Face model or adapter."""
+    return any((directory / name).exists() for name in (CONFIG, ADAPTER))
 
 
 def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_conversion.Pretrained:
@@ -38,10 +40,11 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
         tokenizer: tokenizer for a checkpoint that has none.
 
     Raises:
-        UserError: if the type of the model is unknown, a file is damaged, a tensor is missing,
-            unknown or of another shape or type, or the tokenizer has more pieces than the embedding
-            has rows.
+        UserError: if the directory has an adapter, the type of the model is unknown, a file is
+            damaged, a tensor is missing, unknown or of another shape or type, or the tokenizer has
+            more pieces than the embedding has rows.
     """
+    _refuse_adapter(directory)
     source = directory / CONFIG
     found = hf_config.read_config(source)
     architecture, ignored = found.architecture, found.format.ignored
@@ -141,6 +144,20 @@ def _choose(
         allowed=list(allowed),
         hint=did_you_mean(str(name), allowed),
     )
+
+
+def _refuse_adapter(directory: Path) -> None:
+    """Raises UserError for an adapter. transformers reads its base model, even beside weights."""
+    path = directory / ADAPTER
+    if path.exists():
+        values = read_json_object(epath.Path(path))
+        raise UserError(
+            "import.adapter",
+            "found a PEFT adapter of {base}, which is not a whole model. Merge it in Python with "
+            "merge_and_unload(), save the merged model with save_pretrained(), and import that.",
+            place=path,
+            base=shown(values.get("base_model_name_or_path")),
+        )
 
 
 def _check_tied(

@@ -10,6 +10,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.interop.hf_checkpoint import is_hf, read_hf
 from bert_jax.interop.sentence_transformers import (
+    encoder_directory,
     is_sentence_transformers,
     read_sentence_transformers,
 )
@@ -51,6 +52,8 @@ def read_checkpoint(
         found = read_tf(source, tokenizer=read_albert_model(pieces, lower_case=lower_case))
         return found._replace(files=(*found.files, pieces))
     elif lower_case is not None:
+        if is_sentence_transformers(directory):
+            directory = encoder_directory(directory)
         given = _with_casing(directory, lower_case=lower_case)
     if is_tf(source):
         return read_tf(source, tokenizer=given or load_tokenizer(directory))

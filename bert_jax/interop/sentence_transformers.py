@@ -6,7 +6,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pydantic
@@ -18,19 +18,24 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import parse_json, read_json_object, read_text
 from bert_jax.interop import tensor_conversion
 from bert_jax.interop.hf_checkpoint import CONFIG, read_hf
+from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.hf_weights import TORCH_WEIGHTS, TorchFile
 from bert_jax.interop.safetensors_file import WEIGHTS, SafetensorsFile, write_safetensors
+from bert_jax.interop.sources import MODULES, is_folder_name
 from bert_jax.model.section import HeadsSection, Pool, PoolingSection
 from bert_jax.section import Section
 from bert_jax.text import Tokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.train.state import ModelDefinition
-from bert_jax.validation import validate
+from bert_jax.validation import read_section, validate
 
-MODULES: Final = "modules.json"
 _PROMPTS: Final = "config_sentence_transformers.json"
 _TRANSFORMER: Final = "sentence_bert_config.json"
-_TRANSFORMERS: Final = "sentence_*_config.json"  # old files have the name of another encoder
+# Old files have the name of another encoder. The first file with content counts.
+_OLD_TRANSFORMERS: Final = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 _PACKAGE: Final = "sentence_transformers."
 _STEPS: Final = ("Transformer", "Pooling", "Dense", "Normalize")
 _OPTIONAL: Final = ("Dense", "Normalize")
@@ -38,6 +43,7 @@ _IDENTITY: Final = "torch.nn.modules.linear.Identity"
 # Names of a prompt, in the order of `encode_document`. An empty "document" is a default.
 _QUERY: Final = ("query",)
 _PASSAGE: Final = ("document", "passage", "corpus")
+_DEFAULT: Final = "default"  # our name of a prompt without a role
 _HEAD: Final = "embedding"  # our module with the parameters of Dense
 
 _POOLS: Final[dict[str, Pool]] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
@@ -68,26 +74,100 @@ class _Module(_Lenient):
         return self.type.rpartition(".")[2] if self.type.startswith(_PACKAGE) else self.type
 
 
-class _Dense(_Lenient):
+class _OnVectors(_Lenient):
+    """Settings of Dense and Normalize: the names of their input and output."""
+
+    module_input_name: Literal["sentence_embedding"] = "sentence_embedding"
+    module_output_name: Literal["sentence_embedding"] | None = None
+
+
+class _Dense(_OnVectors):
     out_features: int = pydantic.Field(ge=1)
     bias: bool = True
     activation_function: str = "torch.nn.modules.activation.Tanh"
     use_residual: bool = False
 
 
-class _Transformer(_Lenient):
+class _Text(Section):
+    method: Literal["forward"]
+    method_output_name: Literal["last_hidden_state"] | tuple[Literal["last_hidden_state"]]
+
+
+class _Modalities(Section):
+    text: _Text
+
+
+class _Loading(Section):
+    """Arguments of `from_pretrained` that change no vector, except for rounding."""
+
+    trust_remote_code: bool = False
+    attn_implementation: str | None = None
+    add_pooling_layer: bool = True
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    use_fast: bool = True
+    model_max_length: int | None = pydantic.Field(default=None, ge=4)
+
+
+class _Empty(Section):
+    """Settings that must not have a key."""
+
+
+class _Transformer(Section):
+    """The module's settings. A key with a literal type or None has one allowed value.
+
+    sentence-transformers refuses unknown keys, too.
+    """
+
     max_seq_length: int | None = pydantic.Field(default=None, ge=4)
     do_lower_case: bool = False
+    transformer_task: Literal["feature-extraction"] = "feature-extraction"
+    module_output_name: Literal["token_embeddings"] = "token_embeddings"
+    modality_config: _Modalities | None = None
+    model_args: _Loading = _Loading()
+    model_kwargs: _Loading = _Loading()
+    tokenizer_args: _Loading = _Loading()
+    processor_kwargs: _Loading = _Loading()
+    config_args: _Loading = _Loading()
+    config_kwargs: _Loading = _Loading()
+    processing_kwargs: _Empty = _Empty()
+    unpad_inputs: bool | None = None
+    query_length: None = None
+    document_length: None = None
+    query_expansion: None = None
+    tokenizer_name_or_path: None = None
+
+    @property
+    def longest(self) -> int | None:
+        """Longest text in tokens, or None if the tokenizer determines it."""
+        loading = (self.processor_kwargs, self.tokenizer_args)
+        given = next((each.model_max_length for each in loading if each.model_max_length), None)
+        return given or self.max_seq_length
+
+    @property
+    def half(self) -> str | None:
+        """Dtype in which sentence-transformers loads the weights, if it rounds them."""
+        loading = (self.model_kwargs, self.model_args)
+        named = {each.dtype or each.torch_dtype for each in loading}
+        return next((name for name in ("float16", "bfloat16") if name in named), None)
 
 
-class _Prompts(_Lenient):
+class _Settings(_Lenient):
+    model_type: Literal["SentenceTransformer"] = "SentenceTransformer"
     prompts: dict[str, str | None] = pydantic.Field(default_factory=dict)
     default_prompt_name: str | None = None
+    similarity_fn_name: Literal["cosine", "dot"] | None = None
+    truncate_dim: int | None = pydantic.Field(default=None, ge=1)
 
 
 def is_sentence_transformers(directory: Path) -> bool:
     """Returns whether a directory has the modules.json of sentence-transformers."""
     return (directory / MODULES).exists()
+
+
+def encoder_directory(directory: Path) -> Path:
+    """Returns the directory of the Transformer module: the same one, or an older 0_Transformer."""
+    return directory / _read_modules(directory)["Transformer"]
 
 
 def read_sentence_transformers(
@@ -104,26 +184,37 @@ def read_sentence_transformers(
             `read_hf`.
     """
     modules = _read_modules(directory)  # first, because they are small
+    encoder = directory / modules["Transformer"]
     pool = _read_pooling(directory / modules["Pooling"] / CONFIG)
     layer = _read_dense(directory / modules["Dense"]) if "Dense" in modules else None
-    prompts = _read_prompts(directory / _PROMPTS)
-    model = read_hf(directory, tokenizer=tokenizer)
+    normalize = directory / modules["Normalize"] / CONFIG if "Normalize" in modules else None
+    if normalize is not None and normalize.exists():
+        read_section(_OnVectors, epath.Path(normalize))
+    settings = _read_settings(directory / _PROMPTS, normalize=normalize is not None)
+    model = read_hf(encoder, tokenizer=tokenizer)
+    transformer = _read_transformer(encoder, model)
     embedding = PoolingSection(
         pool=pool,
-        normalize="Normalize" in modules,
+        normalize=normalize is not None,
         projection=None if layer is None else layer.width,
-        query_prefix=prompts.query,
-        passage_prefix=prompts.passage,
-        max_length=_read_length(directory, model),
+        max_length=_longest(transformer, encoder, model),
+        **settings.embedding,
     )
     heads = model.heads.model_copy(update={"embedding": embedding})
     params, files = model.params, [directory / MODULES, directory / modules["Pooling"] / CONFIG]
     if layer is not None:
         params = params | _read_projection(layer, model, heads)
         files += layer.files
-    files += [path for path in (directory / _PROMPTS, _length_file(directory)) if path.exists()]
+    others = (directory / _PROMPTS, _transformer_file(encoder), normalize)
+    files += [path for path in others if path is not None and path.exists()]
+    notes = [*model.notes, *settings.notes]
+    if transformer.half:
+        notes.append(f"sentence-transformers rounds the weights to {transformer.half}")
     return model._replace(
-        heads=heads, params=params, files=(*model.files, *files), notes=prompts.notes
+        heads=heads,
+        params=params,
+        files=(*files, *model.files, *tokenizer_files(encoder)),
+        notes=tuple(notes),
     )
 
 
@@ -151,12 +242,17 @@ def write_sentence_transformers(directory: Path, model: tensor_conversion.Pretra
     length = model.heads.longest_text(model.architecture.max_position_embeddings)
     _write(directory / _TRANSFORMER, {"max_seq_length": length, "do_lower_case": False})
     prompts = {_QUERY[0]: how.query_prefix, _PASSAGE[0]: how.passage_prefix}
+    if how.default_prefix and how.default_prefix not in prompts.values():
+        prompts[_DEFAULT] = how.default_prefix
+    default = next((name for name, text in prompts.items() if text == how.default_prefix), None)
     settings = {
         "model_type": "SentenceTransformer",
         "prompts": prompts,
-        "default_prompt_name": None,
-        "similarity_fn_name": "cosine" if how.normalize else "dot",
+        "default_prompt_name": default if how.default_prefix else None,
+        "similarity_fn_name": "cosine" if how.by_cosine else "dot",
     }
+    if how.dimensions is not None:
+        settings["truncate_dim"] = how.dimensions
     _write(directory / _PROMPTS, settings)
     listed = [
         {"idx": index, "name": str(index), "path": folder, "type": f"{_PACKAGE}models.{name}"}
@@ -194,15 +290,15 @@ def _read_modules(directory: Path) -> dict[str, str]:
         )
     inside = {each.name for each in directory.iterdir() if each.is_dir()}
     for module in modules:
-        expected = {""} if module.name == "Transformer" else inside
-        if module.path not in expected and module.name != "Normalize":
+        # Old versions wrote no directory for Normalize.
+        known = inside | {"Transformer": {""}, "Normalize": {module.path}}.get(module.name, set())
+        if module.path not in known or not is_folder_name(module.path):
             raise UserError(
                 "import.module_path",
-                'found "{found}" for {module}, allowed: {allowed}',
+                'found "{found}" for {module}, allowed: a directory beside the file',
                 place=path,
                 found=f"{module.path:.60}",
                 module=module.name,
-                allowed='""' if module.name == "Transformer" else "a directory beside the file",
             )
     return {module.name: module.path for module in modules}
 
@@ -308,43 +404,78 @@ def _write_dense(directory: Path, model: tensor_conversion.Pretrained) -> None:
     _write(directory / CONFIG, settings)
 
 
-class _Prefixes(NamedTuple):
-    query: str
-    passage: str
+class _ModelSettings(NamedTuple):
+    """The settings of config_sentence_transformers.json."""
+
+    embedding: dict[str, Any]  # settings of `PoolingSection`
     notes: tuple[str, ...]
 
 
-def _read_prompts(path: Path) -> _Prefixes:
-    values = read_json_object(epath.Path(path)) if path.exists() else {}
-    found = validate(_Prompts, values, source=str(path))
+def _read_settings(path: Path, *, normalize: bool) -> _ModelSettings:
+    found = read_section(_Settings, epath.Path(path)) if path.exists() else _Settings()
     prompts = {name: text or "" for name, text in found.prompts.items()}
     roles = (_QUERY, _PASSAGE)
     query, passage = (next(filter(None, map(prompts.get, names)), "") for names in roles)
-    notes = []
-    if others := sorted(name for name, text in prompts.items() if text not in ("", query, passage)):
+    # sentence-transformers adds these two names.
+    known = dict.fromkeys((_QUERY[0], _PASSAGE[0]), "") | prompts
+    name = found.default_prompt_name
+    if name is not None and name not in known:
+        raise UserError(
+            "import.default_prompt",
+            'found "{found}", allowed: a name in prompts: {allowed}',
+            place=f"{path}: default_prompt_name",
+            found=f"{name:.60}",
+            allowed=list(known),
+        )
+    default = "" if name is None else known[name]
+    notes, used = [], ("", query, passage, default)
+    if others := sorted(name for name, text in prompts.items() if text not in used):
         notes.append(f"prompts not imported: {', '.join(others)}")
-    if default := prompts.get(found.default_prompt_name or ""):
-        notes.append(f'sentence-transformers adds "{default}" by default, encode adds no prefix')
-    return _Prefixes(query, passage, tuple(notes))
+    if default:
+        notes.append(f'encode adds "{default}" to texts without a prompt (default_prompt_name)')
+    if found.truncate_dim is not None:
+        notes.append(
+            f"vectors have {found.truncate_dim} numbers (truncate_dim). They are cut after "
+            "normalisation, so compare them by the cosine."
+        )
+    by_cosine = found.similarity_fn_name in (None, "cosine")
+    return _ModelSettings(
+        {
+            "dimensions": found.truncate_dim,
+            "similarity": None if by_cosine == normalize else "cosine" if by_cosine else "dot",
+            "default_prefix": default,
+            "query_prefix": query,
+            "passage_prefix": passage,
+        },
+        tuple(notes),
+    )
 
 
-def _length_file(directory: Path) -> Path:
-    found = sorted(set(directory.glob(_TRANSFORMERS)) - {directory / _TRANSFORMER})
-    return next((path for path in (directory / _TRANSFORMER, *found) if path.exists()), Path(""))
+def _transformer_file(directory: Path) -> Path | None:
+    """Returns the file with the settings of Transformer. Like their library, skips empty ones."""
+    paths = (directory / name for name in (_TRANSFORMER, *_OLD_TRANSFORMERS))
+    return next(
+        (path for path in paths if path.exists() and read_json_object(epath.Path(path))), None
+    )
 
 
-def _read_length(directory: Path, model: tensor_conversion.Pretrained) -> int:
-    """Returns the longest text in tokens: the module's, else the tokenizer's, else the model's."""
-    positions, path = model.architecture.max_position_embeddings, _length_file(directory)
-    values: dict[str, Any] = read_json_object(epath.Path(path)) if path.is_file() else {}
-    found = validate(_Transformer, values, source=str(path))
+def _read_transformer(directory: Path, model: tensor_conversion.Pretrained) -> _Transformer:
+    path = _transformer_file(directory)
+    found = _Transformer() if path is None else read_section(_Transformer, epath.Path(path))
     if found.do_lower_case and getattr(model.tokenizer, "lower_case", False) is not True:
         raise UserError(
             "import.lower_case",
             "found true, allowed: false, because the tokenizer does not lower-case texts",
             place=f"{path}: do_lower_case",
         )
-    limit = found.max_seq_length
+    return found
+
+
+def _longest(
+    transformer: _Transformer, directory: Path, model: tensor_conversion.Pretrained
+) -> int:
+    """Returns the longest text in tokens: the module's, else the tokenizer's, else the model's."""
+    positions, limit = model.architecture.max_position_embeddings, transformer.longest
     if limit is None and (directory / CONFIG_FILE).exists():
         limit = read_json_object(epath.Path(directory / CONFIG_FILE)).get("model_max_length")
     return min(positions, limit) if isinstance(limit, int) and limit >= 4 else positions

@@ -4,6 +4,8 @@ The hub is Hugging Face, or the server at ``HF_ENDPOINT``. A pinned name identif
 ``owner/name@COMMIT``, ``models/mine@SHA256``.
 """
 
+import glob
+import json
 import os
 import re
 from pathlib import Path
@@ -18,16 +20,21 @@ from bert_jax.places import MODELS
 
 CONFIGS: Final = ("config.json", "bert_config.json", "albert_config.json")
 """Configurations of other programs' checkpoints."""
+MODULES: Final = "modules.json"
+"""The list of modules of sentence-transformers."""
+ADAPTER: Final = "adapter_config.json"
+"""The configuration of a PEFT adapter, which an import refuses."""
 _TOKENIZER: Final = (
     *("vocab.txt", "vocab.json", "merges.txt", "*.model"),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
 )
 # Files of sentence-transformers: the list of modules, and the modules beside the encoder.
 _MODULES: Final = (
-    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
-    *("*_Pooling/config.json", "*_Dense/config.json"),
+    *(MODULES, "config_sentence_transformers.json", "sentence_*_config.json"),
+    *("*_Pooling/config.json", "*_Dense/config.json", "*_Normalize/config.json"),
     *("*_Dense/model.safetensors", "*_Dense/pytorch_model.bin"),
 )
+_USUAL: Final = ("_Pooling", "_Dense", "_Normalize")  # ends of folders that `_MODULES` has
 # Patterns of weight files, in the order in which the readers look for them.
 _TF_WEIGHTS: Final = ("*.index", "*.data-*-of-*")
 _HF_WEIGHTS: Final = (
@@ -83,12 +90,16 @@ def fetch(source: str | os.PathLike[str]) -> Source:
                 name,
                 # The second request uses the commit of the first: the branch may have moved.
                 revision=directory.name or revision or None,
-                allow_patterns=[CONFIGS[0], *_TOKENIZER, *_MODULES, *weights],
+                allow_patterns=[CONFIGS[0], ADAPTER, *_TOKENIZER, *_MODULES, *weights],
                 endpoint=endpoint(),
             )
             directory = Path(found)
             if _matching(directory, weights):
                 break
+        if folders := _other_folders(directory):
+            hub.snapshot_download(
+                name, revision=directory.name, allow_patterns=folders, endpoint=endpoint()
+            )
     pinned = f"{name}@{directory.name}"
     record = {"hub": name, "revision": directory.name}
     return Source(directory, pinned, pinned.replace("/", "--"), record)
@@ -132,7 +143,8 @@ def is_checkpoint(source: str | os.PathLike[str]) -> bool:
     directory = Path(text)
     if (match := _PINNED.fullmatch(text)) and not directory.exists():
         return not (Path(match["path"]) / "config.yaml").exists()
-    has_files = any((directory / name).is_file() for name in CONFIGS) or _is_tf(directory)
+    names = (*CONFIGS, MODULES, ADAPTER)
+    has_files = any((directory / name).is_file() for name in names) or _is_tf(directory)
     return has_files and not (directory / "config.yaml").exists()
 
 
@@ -179,8 +191,28 @@ def _sha256(directory: Path) -> str:
     """Returns a hash of the names and contents of the files that an import reads."""
     forms = (_matching(directory, patterns) for patterns in (_TF_WEIGHTS, *_HF_WEIGHTS))
     weights = next(filter(None, forms), set[Path]())
-    read = weights | _matching(directory, (*CONFIGS, *_TOKENIZER, *_MODULES))
+    others = (*CONFIGS, ADAPTER, *_TOKENIZER, *_MODULES, *_other_folders(directory))
+    read = weights | _matching(directory, others)
     return sha256_of_files({file.relative_to(directory).as_posix(): file for file in read})
+
+
+def is_folder_name(text: str) -> bool:
+    """Returns whether a text names a folder beside a file, or nothing: ``1_Pooling``."""
+    return text not in (".", "..") and not {"/", "\\"} & set(text)
+
+
+def _other_folders(directory: Path) -> list[str]:
+    """Returns patterns for the files of modules in folders that `_MODULES` lacks: an encoder's.
+
+    If modules.json is damaged, an import reports it.
+    """
+    try:
+        listed = json.loads((directory / MODULES).read_bytes())
+        paths = {str(module["path"]) for module in listed}
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    chosen = (path for path in paths if path and is_folder_name(path))
+    return sorted(f"{glob.escape(path)}/*" for path in chosen if not path.endswith(_USUAL))
 
 
 def _matching(directory: Path, patterns: tuple[str, ...]) -> set[Path]:

@@ -276,5 +276,6 @@ def _signature(
 def _embedding(heads: HeadsSection, *, longest: int) -> dict[str, Any]:
     """Returns how to prepare the texts of a model of sentence embeddings."""
     assert heads.embedding is not None
-    prefixes = heads.embedding.model_dump(include={"query_prefix", "passage_prefix"})
+    names = {"default_prefix", "query_prefix", "passage_prefix"}
+    prefixes = heads.embedding.model_dump(include=names)
     return {**prefixes, "max_length": heads.longest_text(longest)}

@@ -145,6 +145,8 @@ class EncoderModel(nnx.Module):
     ) -> Float[Array, "batch width"]:
         """Returns the float32 vector of each text, as `HeadsSection.embedding` describes it.
 
+        Vectors are not cut to `PoolingSection.dimensions`, because training needs all numbers.
+
         For the arguments, see `hidden`. The last layer computes only the states that are read.
         """
         how, segment_ids = self.heads.embedding, batch["segment_ids"]
@@ -162,10 +164,11 @@ class EncoderModel(nnx.Module):
         hidden_BLD: Float[Array, "batch length hidden"],
         segment_ids: Int[Array, "batch length"],
     ) -> Float[Array, "batch width"]:
-        """Returns the vectors of `embedded` from all states of the last layer."""
-        assert self.heads.embedding is not None
-        pool = self.heads.embedding.pool
-        return self._from_pooled(pooled_states(hidden_BLD, segment_ids, pool=pool))
+        """Returns the vectors of `embedded` from all states of the last layer, cut."""
+        how = self.heads.embedding
+        assert how is not None
+        vectors_BD = self._from_pooled(pooled_states(hidden_BLD, segment_ids, pool=how.pool))
+        return vectors_BD[:, : how.dimensions]
 
     def _from_pooled(self, vectors_BD: Array) -> Array:
         how = self.heads.embedding

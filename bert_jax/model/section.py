@@ -95,8 +95,16 @@ class PoolingSection(Section):
     """Whether vectors have length 1. Their dot product is then the cosine."""
     projection: int | None = pydantic.Field(default=None, ge=1)
     """Width of a linear layer after pooling. null: no layer, vectors are as wide as the model."""
+    dimensions: int | None = pydantic.Field(default=None, ge=1)
+    """Numbers that remain of a vector, from its first. The others are cut off after normalisation,
+    except in training. null: all remain."""
+    similarity: Literal["cosine", "dot"] | None = None
+    """How training and retrieval compare vectors. null: by the cosine with `normalize`, otherwise
+    by the dot product."""
     temperature: float | None = pydantic.Field(default=None, gt=0)
     """Initial value of a learned temperature. null: the model has no such parameter."""
+    default_prefix: str = ""
+    """Text before every text that is neither query nor passage."""
     query_prefix: str = ""
     """Text before every query, such as "query: "."""
     passage_prefix: str = ""
@@ -104,6 +112,11 @@ class PoolingSection(Section):
     max_length: int | None = pydantic.Field(default=None, ge=4)
     """Longest text in tokens, special tokens included, if `max_length` is not given. null: the
     model's positions, at most 512."""
+
+    @property
+    def by_cosine(self) -> bool:
+        """Whether vectors are compared by the cosine."""
+        return self.normalize if self.similarity is None else self.similarity == "cosine"
 
 
 PRETRAINED_HEADS: Final = ("pooler", "mlm", "next_sentence", "replaced_tokens")

@@ -79,7 +79,7 @@ def features(
         pool: vector of a text: "cls", "last", or "mean" of all pieces including special pieces.
             Default: "mean".
         prompt: "query" or "passage": the prefix that a model of sentence embeddings was trained
-            with. Default: no prefix.
+            with. Default: the default prefix of an imported model, or none.
         column: table column with the texts. Default: the only column that no option names.
         pair_column: table column with the second texts.
         probe_column: table column with labels. Cross-validates a logistic regression on the

@@ -124,7 +124,7 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
     config = RunConfig.model_validate({"objective": {"kind": kind}})
     directory = model.files[0].parent
     model_type = {} if model.model_type is None else {"model_type": model.model_type}
-    files = sorted([*model.files, *tokenizer_files(directory)])
+    files = sorted({*model.files, *tokenizer_files(directory)})
     write_run(
         epath.Path(root),
         config.model_dump(mode="json"),

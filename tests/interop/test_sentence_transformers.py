@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import bert_jax
 from bert_jax.feature_extraction.extractor import Prompt
@@ -20,7 +20,7 @@ from bert_jax.text import load_wordpiece
 from tests.feature_extraction.runs import texts
 from tests.interop.hf_checkpoints import hf_model, save, small_config
 from tests.interop.hub_server import go_online, serve
-from tests.project import ok, refused
+from tests.project import ok, refused, refuses
 from tests.tasks.runs import tiny_run
 
 TEXTS = texts(1000, longest=60)  # some are longer than the limits below
@@ -101,7 +101,7 @@ def test_vectors_equal_sentence_transformers_both_ways(name: str, tmp_path: Path
     np.testing.assert_array_equal(again.encode_query(TEXTS), reference.encode_query(TEXTS))
     np.testing.assert_array_equal(again.encode_document(TEXTS), reference.encode_document(TEXTS))
     assert again.max_seq_length == reference.max_seq_length
-    assert again.similarity_fn_name == ("cosine" if MODELS[name][3] else "dot")
+    assert again.similarity_fn_name == reference.similarity_fn_name
 
 
 def test_a_learned_temperature_stays_here(tmp_path: Path) -> None:
@@ -181,7 +181,10 @@ def test_older_files_are_read(published: Path, tmp_path: Path) -> None:
         "pool": "mean",
         "normalize": True,
         "projection": 8,
+        "dimensions": None,
+        "similarity": None,
         "temperature": None,
+        "default_prefix": QUERY,
         "query_prefix": QUERY,
         "passage_prefix": PASSAGE,
         "max_length": 40,  # the model's positions
@@ -192,7 +195,9 @@ def test_older_files_are_read(published: Path, tmp_path: Path) -> None:
     assert {"modules.json", "1_Pooling/config.json", "2_Dense/pytorch_model.bin"} <= files.keys()
     model = bert_jax.load(published)
     found = model.encode(TEXTS[:4])
-    states = bert_jax.load(tmp_path / "run").encode(TEXTS[:4], layers="last", pool="mean")
+    np.testing.assert_array_equal(model.encode(TEXTS[:4], prompt="query"), found)
+    queries = [QUERY + text for text in TEXTS[:4]]  # the default prompt
+    states = bert_jax.load(tmp_path / "run").encode(queries, layers="last", pool="mean")
     weight = torch.load(published / "2_Dense" / "pytorch_model.bin")["linear.weight"].numpy()
     vectors = states @ weight.T
     expected = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -202,14 +207,140 @@ def test_older_files_are_read(published: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "v.npz")["vectors"], expected, atol=1e-5)
 
 
+def in_folders(source: Path, directory: Path, *, pooling: str = "1_Pooling") -> Path:
+    """Writes the layout of sentence-transformers 0.3, with the encoder in a folder of its own."""
+    shutil.copytree(source, directory)
+    (directory / "0_Transformer").mkdir()
+    for path in list(directory.iterdir()):
+        if path.is_file() and path.name not in (
+            "modules.json",
+            "config_sentence_transformers.json",
+        ):
+            path.rename(directory / "0_Transformer" / path.name)
+    (directory / "1_Pooling").rename(directory / pooling)
+    (directory / "config.json").write_text('{"__version__": "0.3.8"}')
+    listed = [
+        {**MODULE_LIST[0], "path": "0_Transformer"},
+        {**MODULE_LIST[1], "path": pooling},
+        *MODULE_LIST[2:],
+    ]
+    (directory / "modules.json").write_text(json.dumps(listed))
+    return directory
+
+
+@pytest.mark.parametrize("pooling", ["1_Pooling", "pool of 2020"])
+def test_the_encoder_may_have_a_folder(published: Path, tmp_path: Path, pooling: str) -> None:
+    older = in_folders(published, tmp_path / "older", pooling=pooling)
+    ok("import", older, tmp_path / "run")
+    files = json.loads((tmp_path / "run" / "provenance.json").read_text())["imported_from"][
+        "sha256"
+    ]
+    assert {"modules.json", "0_Transformer/model.safetensors", f"{pooling}/config.json"} <= {*files}
+    expected = bert_jax.load(published).encode(TEXTS[:3])
+    np.testing.assert_array_equal(bert_jax.load(tmp_path / "run").encode(TEXTS[:3]), expected)
+    first = bert_jax.load(older).encode(TEXTS[:3])
+    np.testing.assert_array_equal(first, expected)
+    weights = older / "0_Transformer" / "model.safetensors"
+    changed = load_file(weights)
+    name = "embeddings.LayerNorm.bias"
+    save_file(changed | {name: changed[name] + 1}, weights, metadata={"format": "pt"})
+    assert np.abs(bert_jax.load(older).encode(TEXTS[:3]) - first).max() > 1e-3  # another hash
+
+
+@pytest.mark.parametrize("layout", ["root", "folders"])
 def test_modules_are_fetched_from_a_hub(
-    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    with serve({"someone/sentences": published}) as hub:
+    source = published if layout == "root" else in_folders(published, tmp_path / "older")
+    with serve({"someone/sentences": source}) as hub:
         go_online(hub, monkeypatch, tmp_path / "cache", "hf_secret")
         found = bert_jax.load("someone/sentences").encode(TEXTS[:3], prompt="query")
     expected = bert_jax.load(published).encode(TEXTS[:3], prompt="query")
     np.testing.assert_array_equal(found, expected)
+
+
+SETTINGS = {
+    "cut": {"truncate_dim": 5},
+    "cut, by dot products": {"truncate_dim": 5, "similarity_fn_name": "dot"},
+    "wider than the vectors": {"truncate_dim": 99},
+    "prompts": {
+        "prompts": {"query": QUERY, "document": PASSAGE},
+        "default_prompt_name": "document",
+    },
+    "another prompt": {"prompts": {"sts": "w7 "}, "default_prompt_name": "sts"},
+    "empty default": {"prompts": {"query": QUERY}, "default_prompt_name": "document"},
+}
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("case", SETTINGS)
+def test_model_settings_equal_sentence_transformers_both_ways(
+    case: str, normalize: bool, tmp_path: Path
+) -> None:
+    source = encoder("BertModel", tmp_path / "model")
+    (source / "1_Pooling").mkdir()
+    listed = [*MODULE_LIST[:2], *([MODULE_LIST[3]] if normalize else [])]
+    for name, content in {
+        "modules.json": listed,
+        "1_Pooling/config.json": POOLING,
+        "config_sentence_transformers.json": SETTINGS[case],
+    }.items():
+        (source / name).write_text(json.dumps(content))
+    reference = theirs(source)
+    ok("import", source, tmp_path / "run")
+    model = bert_jax.load(tmp_path / "run")
+    expected = reference.encode(TEXTS[:40])
+    for found in (model.encode(TEXTS[:40]), bert_jax.load(source).encode(TEXTS[:40])):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    ok("export", tmp_path / "run", tmp_path / "back")
+    again = theirs(tmp_path / "back")
+    assert again.similarity_fn_name == reference.similarity_fn_name
+    np.testing.assert_allclose(again.encode(TEXTS[:40]), expected, atol=1e-6)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:4]))
+    ok("features", tmp_path / "run", tmp_path / "texts.txt", tmp_path / "v.npz")
+    np.testing.assert_allclose(np.load(tmp_path / "v.npz")["vectors"], expected[:4], atol=1e-5)
+
+
+HARMLESS = {
+    "max_seq_length": 12,
+    "do_lower_case": False,
+    "transformer_task": "feature-extraction",
+    "module_output_name": "token_embeddings",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "model_args": {"attn_implementation": "eager", "trust_remote_code": True},
+    "tokenizer_args": {"model_max_length": 9},
+}
+
+
+@pytest.mark.parametrize("content", [None, {}, {"max_seq_length": None}, HARMLESS])
+def test_settings_of_the_encoder_equal_sentence_transformers(
+    content: dict[str, Any] | None, published: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(published, copy)
+    (copy / "sentence_roberta_config.json").unlink()
+    if content is not None:
+        (copy / "sentence_bert_config.json").write_text(json.dumps(content))
+    (copy / "2_Dense" / "config.json").write_text(json.dumps(DENSE | {"bias": False}))
+    found = bert_jax.load(copy).encode(TEXTS[:40])
+    np.testing.assert_allclose(found, theirs(copy).encode(TEXTS[:40]), atol=1e-5)
+
+
+def test_an_adapter_is_refused(published: Path, tmp_path: Path) -> None:
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "some/base", "r": 8}
+    for name, whole in {"beside": True, "alone": False, "without modules": False}.items():
+        copy = tmp_path / name
+        shutil.copytree(published, copy)
+        (copy / "adapter_config.json").write_text(json.dumps(adapter))
+        if not whole:
+            (copy / "config.json").unlink()
+            (copy / "model.safetensors").rename(copy / "adapter_model.safetensors")
+        if name == "without modules":
+            (copy / "modules.json").unlink()
+        line = refused("import", copy, tmp_path / "run")
+        assert (line.key, line.values["base"]) == ("import.adapter", '"some/base"')
+        with refuses("import.adapter", place=copy / "adapter_config.json"):
+            bert_jax.load(copy)
 
 
 BAD: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
@@ -270,6 +401,59 @@ BAD: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
         {"name": "linear.weight", "expected": [9, 32]},
     ),
     "missing bias": ("2_Dense/config.json", {**DENSE, "bias": True}, "tensor.missing", {}),
+    "dense on tokens": (
+        "2_Dense/config.json",
+        {**DENSE, "module_input_name": "token_embeddings"},
+        "setting.value",
+        {"setting": "module_input_name"},
+    ),
+    "normalised tokens": (
+        "3_Normalize/config.json",
+        {"module_input_name": "token_embeddings"},
+        "setting.value",
+        {"setting": "module_input_name"},
+    ),
+    "another kind of model": (
+        "config_sentence_transformers.json",
+        {"model_type": "SparseEncoder"},
+        "setting.value",
+        {"setting": "model_type", "allowed": ["SentenceTransformer"]},
+    ),
+    "another similarity": (
+        "config_sentence_transformers.json",
+        {"similarity_fn_name": "manhattan"},
+        "setting.value",
+        {"setting": "similarity_fn_name", "found": '"manhattan"'},
+    ),
+    "missing prompt": (
+        "config_sentence_transformers.json",
+        {"prompts": {"query": "a"}, "default_prompt_name": "passage"},
+        "import.default_prompt",
+        {"found": "passage"},
+    ),
+    "another output": (
+        "sentence_bert_config.json",
+        {
+            "modality_config": {
+                "text": {"method": "forward", "method_output_name": "pooler_output"}
+            },
+            "module_output_name": "sentence_embedding",
+        },
+        "setting.value",
+        {"setting": "module_output_name"},
+    ),
+    "padding on the left": (
+        "sentence_bert_config.json",
+        {"tokenizer_args": {"padding_side": "left"}},
+        "setting.unknown",
+        {"setting": "tokenizer_args.padding_side"},
+    ),
+    "length of queries": (
+        "sentence_bert_config.json",
+        {"query_length": 32},
+        "setting.value",
+        {"setting": "query_length"},
+    ),
     "lower-casing": (
         "sentence_bert_config.json",
         {"do_lower_case": True},
@@ -288,6 +472,7 @@ def test_other_models_are_refused(case: str, published: Path, tmp_path: Path) ->
         cased = load_wordpiece(copy / "vocab.txt", lower_case=False)
         write_hf_tokenizer(copy, cased, max_length=40, token_types=True)
     text = content if isinstance(content, str) else json.dumps(content)
+    (copy / name).parent.mkdir(exist_ok=True)
     (copy / name).write_text(text)
     line = refused("import", copy, tmp_path / "run")
     assert line.key == key

@@ -209,7 +209,7 @@ def test_every_head_gives_the_models_numbers(written: Any, name: str) -> None:
     assert sorted(found) == sorted(wanted)
     assert_same(found, wanted)
     signature, is_embedding = exported.signature, HEADS[name].embedding is not None
-    texts = {"query_prefix": "q: ", "passage_prefix": "", "max_length": 64}
+    texts = {"default_prefix": "", "query_prefix": "q: ", "passage_prefix": "", "max_length": 64}
     assert signature["embedding"] == (texts if is_embedding else None)
     weights = {each["name"] for each in signature["weights"]}
     assert "embedding/scale" not in weights

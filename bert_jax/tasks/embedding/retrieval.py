@@ -11,7 +11,15 @@ from bert_jax.data.tables import SUFFIXES, RowError, TableRow, read_table
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import is_dataset_file
 from bert_jax.files.remote import is_remote
-from bert_jax.tasks.embedding.tuples import TextSample, TextsSplit, TextTuple, spread, text_of
+from bert_jax.model.section import PoolingSection
+from bert_jax.tasks.embedding.tuples import (
+    TextSample,
+    TextsSplit,
+    TextTuple,
+    spread,
+    text_of,
+    unit_vectors,
+)
 from bert_jax.tasks.family import Record, content_hash, no_rows
 from bert_jax.tasks.labels import number_of
 from bert_jax.text.tokenizer import Tokenizer
@@ -134,17 +142,19 @@ class RetrievalSplit(TextsSplit):
         self,
         data: Retrieval,
         *,
-        query_prefix: str,
-        passage_prefix: str,
+        embedding: PoolingSection,
         tokenizer: Tokenizer,
         max_length: int,
     ) -> None:
         """Encodes all texts."""
-        queries = [query_prefix + text for text in data.queries.values()]
-        passages = [passage_prefix + text for text in data.passages.values()]
+        queries = [embedding.query_prefix + text for text in data.queries.values()]
+        passages = [embedding.passage_prefix + text for text in data.passages.values()]
         texts = [[text] for text in (*queries, *passages)]
-        super().__init__(texts, tokenizer=tokenizer, max_length=max_length)
+        super().__init__(
+            texts, tokenizer=tokenizer, max_length=max_length, dimensions=embedding.dimensions
+        )
         self.examples, self._data = len(queries), data
+        self._by_cosine = embedding.by_cosine
         self.fingerprint = content_hash([data])
 
     def sample(self, limit: int) -> TextSample:
@@ -170,6 +180,8 @@ class RetrievalSplit(TextsSplit):
         `reduced` are the vectors of all rows, [width] each.
         """
         vectors, count = np.stack(reduced), len(self._data.queries)
+        if self._by_cosine:
+            vectors = unit_vectors(vectors)
         return rank(self._data, vectors[:count], vectors[count:])
 
 

@@ -23,6 +23,9 @@ class _SampledRows(Split):
     def row(self, index: int) -> Encoded:
         return self._split.row(self._rows[index])
 
+    def reduce(self, index: int, logits: np.ndarray) -> np.ndarray:
+        return TextsSplit.reduce(self._split, index, logits)
+
     def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
         return [{"vectors": vectors} for vectors in reduced]
 

@@ -100,7 +100,8 @@ class EmbeddingSection(FilesSection):
     `last` token. By default, as in the checkpoint, or `mean`."""
     normalize: bool | None = None
     """Whether vectors have length 1, so that similarities are cosines. Otherwise `info_nce` and
-    retrieval use dot products. By default, as in the checkpoint, or true."""
+    retrieval use dot products. By default, vectors and similarities are as in the checkpoint, or
+    true."""
     projection: int | None = pydantic.Field(default=None, ge=1)
     """Width of a linear layer after pooling. By default, as in the checkpoint, or no layer."""
     loss: EmbeddingLossSection = EmbeddingLossSection()
@@ -168,6 +169,8 @@ class EmbeddingSection(FilesSection):
         names = ("pool", "normalize", "projection", "query_prefix", "passage_prefix")
         asked = {name: value for name in names if (value := getattr(self, name)) is not None}
         asked["temperature"] = self.loss.temperature if self.loss.learn_temperature else None
+        if self.normalize is not None:
+            asked["similarity"] = None
         return (found or PoolingSection()).model_copy(update=asked)
 
     def open(self, request: DataRequest) -> Family:
@@ -267,7 +270,11 @@ class EmbeddingSection(FilesSection):
             prefixes *= 2
         prefixes += [embedding.passage_prefix] * (len(rows[0].texts) - len(prefixes))
         return TupleSplit(
-            rows, prefixes=prefixes, tokenizer=request.tokenizer, max_length=request.max_length
+            rows,
+            prefixes=prefixes,
+            tokenizer=request.tokenizer,
+            max_length=request.max_length,
+            dimensions=embedding.dimensions,
         )
 
 
@@ -276,8 +283,7 @@ def _retrieval_split(
 ) -> retrieval.RetrievalSplit:
     return retrieval.RetrievalSplit(
         data,
-        query_prefix=embedding.query_prefix,
-        passage_prefix=embedding.passage_prefix,
+        embedding=embedding,
         tokenizer=request.tokenizer,
         max_length=request.max_length,
     )

@@ -77,7 +77,7 @@ class EmbeddingTask(FinetuneTask):
         loss = jnp.zeros((), jnp.float32)
         for width in widths:
             shorter = losses.truncated(
-                vectors_BNW, width, normalize=encoder.heads.embedding.normalize
+                vectors_BNW, width, normalize=encoder.heads.embedding.by_cosine
             )
             loss += self._loss_of(shorter, batch, scale)
         rows, one = batch[WEIGHTS].sum(), jnp.ones((), jnp.float32)

@@ -123,9 +123,18 @@ class TextsSplit(Split):
     """Rows of several texts, all of the same number. Each text is a sequence of its own."""
 
     def __init__(
-        self, rows: Sequence[Sequence[str]], *, tokenizer: Tokenizer, max_length: int
+        self,
+        rows: Sequence[Sequence[str]],
+        *,
+        tokenizer: Tokenizer,
+        max_length: int,
+        dimensions: int | None = None,
     ) -> None:
-        """Encodes all texts, prefixes included. Longer texts are truncated."""
+        """Encodes all texts, prefixes included. Longer texts are truncated.
+
+        `dimensions` is the setting of `PoolingSection`.
+        """
+        self._dimensions = dimensions
         self._tokenizer, self._max_length, self._texts = tokenizer, max_length, len(rows[0])
         self._ids = encode_ragged(tokenizer, (text for row in rows for text in row))
         lengths = np.diff(self._ids.offsets) + special_tokens(tokenizer, pair=False)
@@ -150,6 +159,11 @@ class TextsSplit(Split):
         del index
         return {}
 
+    def reduce(self, index: int, logits: np.ndarray) -> Any:
+        """Returns the vectors of a row's texts, [texts, width], without the numbers to cut."""
+        del index
+        return logits[..., : self._dimensions]
+
     def sample(self, limit: int) -> TextSample:
         """Returns rows with about `limit` texts, spread over the split."""
         raise NotImplementedError
@@ -165,13 +179,14 @@ class TupleSplit(TextsSplit):
         prefixes: Sequence[str],
         tokenizer: Tokenizer,
         max_length: int,
+        dimensions: int | None = None,
     ) -> None:
         """Encodes all texts. `prefixes` has the prefix of each text of a row."""
         texts = [
             [prefix + text for prefix, text in zip(prefixes, row.texts, strict=True)]
             for row in rows
         ]
-        super().__init__(texts, tokenizer=tokenizer, max_length=max_length)
+        super().__init__(texts, tokenizer=tokenizer, max_length=max_length, dimensions=dimensions)
         self._rows, self.fingerprint = rows, content_hash([*rows, _Prefixes(tuple(prefixes))])
         numbers: dict[str, int] = {}
         self._numbers = np.asarray(
@@ -188,9 +203,8 @@ class TupleSplit(TextsSplit):
 
     def reduce(self, index: int, logits: np.ndarray) -> float:
         """Returns the cosine of the first two vectors. `logits` are the vectors, [texts, width]."""
-        del index
-        units = logits[:2] / np.maximum(np.linalg.norm(logits[:2], axis=1, keepdims=True), 1e-12)
-        return float(units[0] @ units[1])
+        first, second = unit_vectors(super().reduce(index, logits)[:2])
+        return float(first @ second)
 
     def sample(self, limit: int) -> TextSample:
         """Returns rows, see `TextsSplit`. The first two texts of each row are a pair."""
@@ -214,6 +228,11 @@ class TupleSplit(TextsSplit):
             }
             for row, cosine in zip(self._rows, reduced, strict=True)
         ]
+
+
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Returns vectors of length 1, [rows, width]."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 class _Prefixes(NamedTuple):

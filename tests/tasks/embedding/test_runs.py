@@ -64,7 +64,10 @@ def test_a_run_learns_and_is_evaluated_again(trained: Trained) -> None:
         "pool": "mean",
         "normalize": True,
         "projection": None,
+        "dimensions": None,
+        "similarity": None,
         "temperature": 0.05,
+        "default_prefix": "",
         "max_length": None,
         **PREFIXES,
     }

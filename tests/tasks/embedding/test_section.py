@@ -7,10 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sentence_transformers import SimilarityFunction
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import RowError
 from bert_jax.errors import UserError
+from bert_jax.model.section import PoolingSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.embedding.tuples import SCORE, TEXTS
 from bert_jax.tasks.family import Family, Split
@@ -123,6 +125,33 @@ def test_a_directory_of_beir_is_a_retrieval(tmp_path: Path) -> None:
     assert split.examples == 2  # the query q1 is not judged
     passages = [words(11, 3, 4), words(11, 6, 7), words(11, 9, 1)]
     assert texts_of(split) == [[each] for each in (words(10, 1, 2), words(10, 8), *passages)]
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_evaluation_compares_vectors_as_sentence_transformers(
+    similarity: str, normalize: bool, tmp_path: Path
+) -> None:
+    """Vectors are cut after normalisation, and the checkpoint's similarity compares them."""
+    rows = [ROW, {"question": "w5", "answer": "w6 w7"}, {"question": "w8", "answer": "w9 w1"}]
+    beir = write_beir(tmp_path / "beir", rows)
+    write_qrels(beir, [(f"q{number}", f"p{number}", 1) for number in range(3)])
+    values = {"normalize": normalize, "dimensions": 3, "similarity": similarity}
+    embedding = validate(PoolingSection, values, source="")
+    request = opening(tmp_path, "dev")._replace(embedding=embedding)
+    split = section_of(tmp_path, dev=str(beir)).open(request).splits["dev"]
+    vectors = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    if normalize:
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    records = split.records([split.reduce(at, vectors[at]) for at in range(6)])
+    compare = SimilarityFunction.to_similarity_fn(similarity)
+    expected = compare(vectors[:3, :3], vectors[3:, :3]).numpy()
+    for record, scores in zip(records, expected, strict=True):
+        order = np.argsort(-scores)
+        assert record["prediction"] == [f"p{at}" for at in order]
+        np.testing.assert_allclose(record["scores"], scores[order], atol=1e-6)
+    asked = section_of(tmp_path, dev=str(beir), normalize=False).embedding(embedding)
+    assert (asked.dimensions, asked.by_cosine) == (3, False)
 
 
 Broken = tuple[list[tuple[str, str, object]], str, str, dict[str, object]]
