@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from bert_jax.data.tables import SUFFIXES, RowError, TableRow, read_table
+from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import is_dataset_file
 from bert_jax.files.remote import is_remote
@@ -64,13 +65,18 @@ def files_of(directory: str, role: str) -> list[str]:
     return [f"{directory}/{name}" for name in (QUERIES, PASSAGES, f"qrels/{role}.tsv")]
 
 
-def read_retrieval(directory: str, role: str) -> Retrieval:
+def read_retrieval(directory: str, role: str) -> tuple[Retrieval, list[str]]:
     """Reads a directory in the layout of BEIR (arXiv 2104.08663).
 
     ``queries.jsonl`` has `_id` and `text`, ``corpus.jsonl`` also `title`. ``qrels/<role>.tsv`` has
     the columns `query-id`, `corpus-id` and `score`. Queries that it does not name are left out.
-    Raises UserError if a file is missing or malformed, a query is empty, an id is unknown, or a
-    query has no relevant passage.
+
+    Some datasets of BEIR judge passages that are not in the corpus. As in pytrec_eval, they are
+    passages that no search finds, and a query without a relevant passage scores 0.
+
+    Returns the data, and notes on judgements of unknown ids and on queries without a relevant
+    passage. Raises UserError if a file is missing or malformed, a query is empty, or no query has a
+    relevant passage in the corpus.
     """
     asked, searched, judged = map(local_copy, files_of(directory, role))
     queries = {_id(row, "_id"): text_of(row, "text") for row in _rows(asked, "_id", "text")}
@@ -79,22 +85,41 @@ def read_retrieval(directory: str, role: str) -> Retrieval:
         title = row.text("title") if row.values.get("title") else ""
         passages[_id(row, "_id")] = f"{title} {row.text('text')}".strip()
     relevance: dict[str, dict[str, int]] = {}
-    first: dict[str, TableRow] = {}
+    unknown: dict[str, list[str]] = {QUERIES: [], PASSAGES: []}  # judged ids that a file lacks
     for row in _rows(judged, "query-id", "corpus-id", "score"):
-        query = _known(row, "query-id", queries, QUERIES)
-        passage = _known(row, "corpus-id", passages, PASSAGES)
-        first.setdefault(query, row)
-        relevance.setdefault(query, {})[passage] = _grade(row)
-    for query, row in first.items():
-        if max(relevance[query].values()) < 1:
-            raise RowError(
-                "embedding.no_relevant_passage",
-                'the query "{found}" has no relevant passage, allowed: one or more of score 1 or '
-                "higher",
-                place=row.place,
-                found=query,
-            )
-    return Retrieval({query: queries[query] for query in relevance}, passages, relevance)
+        query, passage, grade = _id(row, "query-id"), _id(row, "corpus-id"), _grade(row)
+        if query not in queries:
+            unknown[QUERIES].append(query)
+            continue
+        if passage not in passages:
+            unknown[PASSAGES].append(passage)
+        relevance.setdefault(query, {})[passage] = grade
+    found = [
+        query
+        for query, grades in relevance.items()
+        if any(grade > 0 and passage in passages for passage, grade in grades.items())
+    ]
+    if not found:
+        raise UserError(
+            "embedding.no_relevant_passage",
+            "found no query of {queries} with a relevant passage (score 1 or higher) in {passages}",
+            place=judged,
+            queries=QUERIES,
+            passages=PASSAGES,
+        )
+    notes = [
+        f"{judged}: {len(ids):,} judgements of ids that {file} lacks {effect}, first {ids[0]}"
+        for (file, ids), effect in zip(
+            unknown.items(), ("are skipped", "count as passages not found"), strict=True
+        )
+        if ids
+    ]
+    if none := len(relevance) - len(found):
+        notes.append(
+            f"{judged}: {none:,} of {len(relevance):,} queries have no relevant passage in "
+            f"{PASSAGES} and score 0"
+        )
+    return Retrieval({query: queries[query] for query in relevance}, passages, relevance), notes
 
 
 def _rows(path: Path, *columns: str) -> list[TableRow]:
@@ -108,19 +133,6 @@ def _rows(path: Path, *columns: str) -> list[TableRow]:
 
 def _id(row: TableRow, column: str) -> str:
     return str(row.values[column])
-
-
-def _known(row: TableRow, column: str, known: Mapping[str, str], file: str) -> str:
-    found = _id(row, column)
-    if found not in known:
-        raise RowError(
-            "embedding.unknown_id",
-            'found "{found}", allowed: an id of {file}',
-            place=f'{row.place}: column "{column}"',
-            found=found,
-            file=file,
-        )
-    return found
 
 
 def _grade(row: TableRow) -> int:
@@ -162,15 +174,26 @@ class RetrievalSplit(TextsSplit):
         data, queries, passages = self._data, list(self._data.queries), list(self._data.passages)
         asked = spread(len(queries), limit // 3)
         place = {each: at for at, each in enumerate(passages)}
-        relevant = [
-            place[max(grades, key=grades.__getitem__)]
-            for grades in (data.relevance[queries[at]] for at in asked)
-        ]
-        found = list(dict.fromkeys([*relevant, *spread(len(passages), limit // 3)]))
-        at_found = {passage: len(asked) + at for at, passage in enumerate(found)}
+        best = {  # relevant passage of each query that has one
+            at: max(known, key=data.relevance[queries[at]].__getitem__)
+            for at in asked
+            if (
+                known := [
+                    p
+                    for p, grade in data.relevance[queries[at]].items()
+                    if grade > 0 and p in place
+                ]
+            )
+        }
+        found = list(
+            dict.fromkeys(
+                [*map(place.__getitem__, best.values()), *spread(len(passages), limit // 3)]
+            )
+        )
+        at_found = {passages[at]: len(asked) + index for index, at in enumerate(found)}
         texts = [data.queries[queries[at]] for at in asked]
         texts += [data.passages[passages[at]] for at in found]
-        pairs = [(at, at_found[passage], None) for at, passage in enumerate(relevant)]
+        pairs = [(index, at_found[best[at]], None) for index, at in enumerate(asked) if at in best]
         rows = [*asked, *(len(queries) + at for at in found)]
         return TextSample(rows, texts, pairs, len(queries) + len(passages))
 
@@ -214,7 +237,7 @@ def rank(data: Retrieval, queries_QW: np.ndarray, passages_PW: np.ndarray) -> li
                     "ranks": {
                         each: _rank(scores, later, number[each])
                         for each, grade in grades.items()
-                        if grade > 0 and each != name
+                        if grade > 0 and each != name and each in number
                     },
                 }
             )
@@ -251,11 +274,10 @@ def retrieval_figures(records: Sequence[Record]) -> dict[str, float]:
             if place <= CUTOFF
         )
         ideal = sorted(grades, reverse=True)[:CUTOFF]
-        sums[FIGURES[0]] += gained / sum(
-            grade / math.log2(place + 1) for place, grade in enumerate(ideal, start=1)
-        )
+        most = sum(grade / math.log2(place + 1) for place, grade in enumerate(ideal, start=1))
+        sums[FIGURES[0]] += gained / most if most else 0.0
         sums["mrr"] += 1 / min(ranks.values()) if ranks else 0.0
         for k in RECALLED:
             found = sum(place <= k for place in ranks.values())
-            sums[f"recall@{k}"] += found / len(grades)
+            sums[f"recall@{k}"] += found / len(grades) if grades else 0.0
     return {name: total / len(records) for name, total in sums.items()}

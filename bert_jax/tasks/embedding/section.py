@@ -186,9 +186,13 @@ class EmbeddingSection(FilesSection):
         notes: list[str] = []
         for role in ("train", "dev", "test", "input"):
             if role not in request.roles or (role == "dev" and self.dev is None):
+                if role == "test" and "train" in request.roles and self.directory(role) is not None:
+                    # Find mistakes before the training.
+                    notes += retrieval.read_retrieval(str(self.test), role)[1]
                 continue
             if (directory := self.directory(role)) is not None:
-                data = retrieval.read_retrieval(directory, role)
+                data, found = retrieval.read_retrieval(directory, role)
+                notes += found
                 splits[role] = _retrieval_split(data, request, embedding)
             else:
                 tables[role] = self._read(request.source(self, role), role, notes)

@@ -1,5 +1,7 @@
 """Figures of a retrieval equal trec_eval's."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import pytrec_eval
@@ -10,11 +12,14 @@ from bert_jax.tasks.embedding.retrieval import (
     RECALLED,
     Retrieval,
     rank,
+    read_retrieval,
     retrieval_figures,
 )
+from tests.tasks.embedding.data import write_beir, write_qrels
 
 QUERIES, PASSAGES, WIDTH = 30, 150, 4
 TREC = {"ndcg@10": "ndcg_cut_10", "mrr": "recip_rank"}
+MEASURES = {"ndcg_cut.10", "recip_rank", f"recall.{','.join(map(str, RECALLED))}"}
 TREC |= {f"recall@{k}": f"recall_{k}" for k in RECALLED}
 
 
@@ -50,15 +55,36 @@ def test_figures_equal_trec_eval() -> None:
         }
         for query, scores in zip(data.queries, products, strict=True)
     }
-    measures = {"ndcg_cut.10", "recip_rank", f"recall.{','.join(map(str, RECALLED))}"}
     evaluator = pytrec_eval.RelevanceEvaluator(
-        {query: dict(grades) for query, grades in data.relevance.items()}, measures
+        {query: dict(grades) for query, grades in data.relevance.items()}, MEASURES
     )
     by_query = evaluator.evaluate(run)
     for record in records:
         found = retrieval_figures([record])
         expected = {name: by_query[record["id"]][TREC[name]] for name in FIGURES}
         assert found == pytest.approx(expected, abs=1e-9)
+    assert retrieval_figures(records) == pytest.approx(
+        {name: np.mean([each[TREC[name]] for each in by_query.values()]) for name in FIGURES}
+    )
+
+
+def test_judgements_of_passages_outside_the_corpus_count_as_in_trec_eval(tmp_path: Path) -> None:
+    beir = write_beir(tmp_path, [{"question": f"w{n}", "answer": f"w{n} x"} for n in range(5)])
+    judged = [("q0", "p0", 1), ("q0", "p9", 2), ("q1", "p9", 1), ("q2", "p2", 0), ("q3", "p1", 1)]
+    write_qrels(beir, [*judged, ("q9", "p0", 1)])
+    data, notes = read_retrieval(str(beir), "dev")
+    assert list(data.queries) == ["q0", "q1", "q2", "q3"]
+    assert [note.split(": ")[1].split(" ")[0] for note in notes] == ["1", "2", "2"]
+    queries = np.eye(4, 5, dtype=np.float32)
+    passages = np.eye(5, dtype=np.float32) + np.linspace(0, 0.5, 5, dtype=np.float32)
+    records = rank(data, queries, passages)
+    scores = (queries @ passages.T).tolist()
+    run = {
+        query: dict(zip(data.passages, found, strict=True))
+        for query, found in zip(data.queries, scores, strict=True)
+    }
+    qrels = {query: dict(grades) for query, grades in data.relevance.items()}
+    by_query = pytrec_eval.RelevanceEvaluator(qrels, MEASURES).evaluate(run)
     assert retrieval_figures(records) == pytest.approx(
         {name: np.mean([each[TREC[name]] for each in by_query.values()]) for name in FIGURES}
     )

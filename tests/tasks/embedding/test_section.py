@@ -158,22 +158,10 @@ Broken = tuple[list[tuple[str, str, object]], str, str, dict[str, object]]
 
 QRELS: dict[str, Broken] = {
     "no relevant passage": (
-        [("q0", "p0", 1), ("q1", "p0", 0), ("q1", "p1", 0)],
+        [("q0", "p0", 0), ("q1", "p9", 1), ("q9", "p0", 1)],
         "embedding.no_relevant_passage",
-        "line 3",
-        {"found": "q1"},
-    ),
-    "unknown query": (
-        [("q0", "p0", 1), ("q9", "p0", 1)],
-        "embedding.unknown_id",
-        'line 3: column "query-id"',
-        {"found": "q9", "file": "queries.jsonl"},
-    ),
-    "unknown passage": (
-        [("q0", "p9", 1)],
-        "embedding.unknown_id",
-        'line 2: column "corpus-id"',
-        {"found": "p9", "file": "corpus.jsonl"},
+        "",
+        {"queries": "queries.jsonl", "passages": "corpus.jsonl"},
     ),
     "grade": ([("q0", "p0", "x")], "embedding.grade", 'line 2: column "score"', {"found": "x"}),
 }
@@ -184,8 +172,20 @@ def test_a_wrong_relevance_file_is_named_with_its_line(tmp_path: Path, name: str
     rows, key, place, values = QRELS[name]
     beir = write_beir(tmp_path / "beir", [ROW, ROW])
     path = write_qrels(beir, rows)
-    with refuses(key, kind=RowError, place=f"{path}: {place}", **values):
+    with refuses(key, kind=UserError, place=f"{path}: {place}".removesuffix(": "), **values):
         opened(tmp_path, "dev", dev=str(beir))
+
+
+def test_a_test_directory_is_checked_before_the_training(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.csv", ROWS)
+    beir = write_beir(tmp_path / "beir", [ROW, ROW], role="test")
+    path = write_qrels(beir, [("q0", "p0", 1), ("q1", "p9", 1)], role="test")
+    family = opened(tmp_path, "train", "dev", test=str(beir))
+    notes = [note for note in family.notes if note.startswith(f"{path}: ")]
+    assert ["1 judgements" in notes[0], "1 of 2 queries" in notes[1]] == [True, True]
+    (beir / "corpus.jsonl").unlink()
+    with refuses("file.missing", place=f"{beir}/corpus.jsonl"):
+        opened(tmp_path, "train", "dev", test=str(beir))
 
 
 def test_an_empty_query_is_named_with_its_line(tmp_path: Path) -> None:
