@@ -23,6 +23,8 @@ from bert_jax.text.word_starts import WordBounds
 
 PIPELINE_FILE = "tokenizer.json"
 _SURROGATE = re.compile("[\ud800-\udfff]")
+JOINERS: Final = "\u200c\u200d"
+"""Zero-width characters inside words: non-joiner and joiner."""
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # pieces of single bytes, for unknown characters
 
 
@@ -127,7 +129,10 @@ class LibraryTokenizer(Tokenizer):
         return self._marks == "bytes" and not pipeline_file.adds_spaces(self.spec)
 
     def words(self, text: str) -> list[str]:
-        """Returns the words of the normalised text: runs of letters, numbers, marks and ``_``."""
+        """Returns the words of the normalised text: runs of letters, numbers, marks and ``_``.
+
+        A joiner of letters, such as in Persian, is a part of its word, as in the library.
+        """
         text = without_surrogates(text)
         if self._pipeline.normalizer is not None:
             text = self._pipeline.normalizer.normalize_str(text)
@@ -272,7 +277,8 @@ class _Words(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        self[code] = kept = character if is_word_character(character) or character == "_" else " "
+        inside = is_word_character(character) or character in JOINERS or character == "_"
+        self[code] = kept = character if inside else " "
         return kept
 
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from bert_jax.errors import UserError
 from bert_jax.text.basic_tokenizer import is_chinese, is_word_character
-from bert_jax.text.library_tokenizer import LibraryTokenizer
+from bert_jax.text.library_tokenizer import JOINERS, LibraryTokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
@@ -50,8 +50,8 @@ def require_extendable(tokenizer: Tokenizer, *, place: str) -> Extendable:
 def choose_words(tokenizer: Extendable, lines: Iterable[str], *, count: int) -> list[NewWord]:
     """Returns up to `count` words that save most pieces, best first.
 
-    A new word has at least two letters, no digits and no CJK ideographs, begins and ends with a
-    letter, occurs at least `MIN_COUNT` times and has more than one piece so far. None is unknown.
+    A new word has at least two characters, no digits and no CJK ideographs, begins with a letter,
+    ends with a letter or a mark (Hindi's vowel signs), occurs at least `MIN_COUNT` times and has more than one piece so far. None is unknown.
     A word is left out if it is a piece that only follows other pieces: ``mod`` in byte-level BPE
     without ``Ġmod``, since the library allows one piece of a spelling.
     """
@@ -78,6 +78,10 @@ def _is_word(word: str) -> bool:
     return (
         len(word) > 1
         and word[0].isalpha()
-        and word[-1].isalpha()
-        and all(is_word_character(c) and not c.isnumeric() and not is_chinese(c) for c in word)
+        and is_word_character(word[-1])
+        and all(c in JOINERS or (is_word_character(c) and not _is_foreign(c)) for c in word)
     )
+
+
+def _is_foreign(character: str) -> bool:
+    return character.isnumeric() or is_chinese(character)
