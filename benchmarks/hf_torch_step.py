@@ -32,7 +32,9 @@ def main() -> None:
         print("done", flush=True)
 
 
-def make_model(kind: str, *, layers: int, hidden: int, vocab: int) -> Any:
+def make_model(
+    kind: str, *, layers: int, hidden: int, vocab: int, bert_dropout: float = 0.1
+) -> Any:
     """Returns ``bert``, ``modernbert``, or ``modernbert_sparse``: logits of masked pieces only."""
     sizes: dict[str, Any] = {
         "vocab_size": vocab,
@@ -41,7 +43,12 @@ def make_model(kind: str, *, layers: int, hidden: int, vocab: int) -> Any:
         "num_attention_heads": hidden // 64,
     }
     if kind == "bert":
-        config = transformers.BertConfig(**sizes, intermediate_size=4 * hidden)
+        config = transformers.BertConfig(
+            **sizes,
+            intermediate_size=4 * hidden,
+            hidden_dropout_prob=bert_dropout,
+            attention_probs_dropout_prob=bert_dropout,
+        )
         return transformers.BertForPreTraining(config)
     special: dict[str, Any] = {f"{name}_token_id": 0 for name in SPECIAL}
     config = transformers.ModernBertConfig(

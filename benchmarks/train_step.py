@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import glibc
@@ -42,6 +43,7 @@ from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.sharding_rules import batch_sharding
+from bert_jax.task import Objective
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
@@ -121,7 +123,8 @@ def measure(
     batch = make_batch(rows)
     packages = ["jax", "flax"]
     with contextlib.ExitStack() as stack:
-        runs: dict[str, Run] = {"bert_jax": our_steps(size, batch, unroll=unroll)}
+        execution = Execution(dtype="float32", unroll=unroll)
+        runs: dict[str, Run] = {"bert_jax": our_steps(size, batch, execution)}
         if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
             kinds = ["bert"] if size.kind == "bert" else [size.kind, f"{size.kind}_sparse"]
             for kind in kinds:
@@ -156,15 +159,17 @@ def measure(
         report("train_step.ratio", ratio, "x", peer=name, packages=packages, **facts)
 
 
-def make_batch(rows: int) -> dict[str, np.ndarray]:
-    """Returns full rows of random pieces, each with 20 distinct predicted positions."""
+def make_batch(
+    rows: int, length: int = LENGTH, predictions: int = PREDICTIONS
+) -> dict[str, np.ndarray]:
+    """Returns full rows of random pieces, each with distinct predicted positions."""
     rng = np.random.default_rng(0)
-    ids = rng.integers(5, VOCAB, (rows, LENGTH), dtype=np.int32)
-    positions = np.stack([rng.permutation(LENGTH)[:PREDICTIONS] for _ in range(rows)])
+    ids = rng.integers(5, VOCAB, (rows, length), dtype=np.int32)
+    positions = np.stack([rng.permutation(length)[:predictions] for _ in range(rows)])
     return {
         "input_ids": ids,
-        "token_type_ids": np.tile((np.arange(LENGTH) >= LENGTH // 2).astype(np.int32), (rows, 1)),
-        "segment_ids": np.ones((rows, LENGTH), np.int32),
+        "token_type_ids": np.tile((np.arange(length) >= length // 2).astype(np.int32), (rows, 1)),
+        "segment_ids": np.ones((rows, length), np.int32),
         "masked_lm_positions": positions.astype(np.int32),
         "masked_lm_ids": rng.integers(5, VOCAB, positions.shape, dtype=np.int32),
         "masked_lm_weights": np.ones(positions.shape, np.float32),
@@ -174,15 +179,23 @@ def make_batch(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def our_steps(
-    size: EncoderArchitecture, batch: dict[str, np.ndarray], *, unroll: int | None
-) -> Run:
-    """Returns a function that runs steps of pretraining's compiled program."""
-    task = read_objective({"kind": OBJECTIVE[size.kind]}, source="benchmark").make(
+def make_task(size: EncoderArchitecture, execution: Execution) -> Objective:
+    """Returns the pretraining objective of an encoder."""
+    return read_objective({"kind": OBJECTIVE[size.kind]}, source="benchmark").make(
         architecture=size,
-        execution=Execution(dtype="float32", unroll=unroll),
+        execution=execution,
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
+
+
+def our_steps(
+    size: EncoderArchitecture, batch: dict[str, np.ndarray], execution: Execution
+) -> Callable[[int], float]:
+    """Returns a function that runs steps of pretraining's compiled program.
+
+    The function returns the loss of the last step.
+    """
+    task = make_task(size, execution)
     mesh = make_mesh(MeshSection(), jax.devices()[:1])
     model = define_model(task.build)
     schedule = pretraining_schedule([ScheduleSegment(1_000_000, RATE, 10_000)])
@@ -195,11 +208,14 @@ def our_steps(
         spec = StepSpec(task=task, model=model, optimizer=optimizer)
         step = lower_train_step(spec, state, placed, schedule, {}, accumulation=1).compile()
 
-    def run(steps: int) -> None:
+    def run(steps: int) -> float:
         nonlocal state
+        total = count = jnp.ones(())
         for _ in range(steps):
-            state, _ = step(state, placed, StepLimits(), schedule, {})
+            state, figures = step(state, placed, StepLimits(), schedule, {})
+            total, count = figures.metrics["loss"]
         jax.block_until_ready(state)
+        return float(total / count)
 
     return run
 

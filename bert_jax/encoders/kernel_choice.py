@@ -7,17 +7,17 @@ from jax.sharding import Mesh
 from bert_jax.encoders.build import model_type
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.model.kernel_limits import Part
+from bert_jax.model.kernel_limits import Limit, Part, cudnn_limit
 from bert_jax.model.layer_stack import default_unroll
-from bert_jax.model.section import Execution, Implementation
-from bert_jax.parallel.accelerators import takes_kernels, vmem_bytes
+from bert_jax.model.section import AttentionImplementation, Execution
+from bert_jax.parallel.accelerators import takes_cudnn_attention, takes_kernels, vmem_bytes
 from bert_jax.parallel.sharding_rules import axis_parts
 
 
 class Choice(NamedTuple):
     """The implementation that a setting resolves to, and the reason."""
 
-    name: Implementation
+    name: AttentionImplementation
     why: str
 
 
@@ -33,23 +33,19 @@ def choose(
     """Resolves one setting: ``("fused", "one kernel on TPU v5 lite")``.
 
     `device` is a device of the mesh, and `longest` the length of the longest rows in tokens. Raises
-    UserError if the setting is `fused` and the kernel cannot run.
+    UserError if the setting is `fused` or `cudnn` and the kernel cannot run.
     """
     key, asked = f"model.execution.{part}", getattr(execution, part)
     if asked == "xla":
         return Choice("xla", f"set by {key}")
+    cudnn = part == "attention" and takes_cudnn_attention(device)
+    if asked == "cudnn" or (asked == "auto" and cudnn):
+        return _choose_cudnn(asked, device, cudnn_limit(architecture, execution))
     parts = {axis: axis_parts(mesh, axis) for axis in ("heads", "mlp", "vocab")}
     vmem = vmem_bytes(device)
     limit = model_type(architecture).limit(part, execution, architecture, parts, longest, vmem)
     if limit is not None and asked == "fused":
-        raise UserError(
-            "model.fused_size",
-            "found fused with {found}, allowed: {allowed}, or {part}: xla",
-            place=key,
-            found=limit.found,
-            allowed=limit.allowed,
-            part=part,
-        )
+        raise _unsupported(part, asked, limit)
     if limit is not None:
         return Choice("xla", f"{limit.found}; the kernel supports {limit.allowed}")
     if takes_kernels(device):
@@ -65,6 +61,34 @@ def choose(
         )
     # For tests.
     return Choice("fused", f"set by {key}; without a TPU, the slow Pallas interpreter runs it")
+
+
+def _choose_cudnn(asked: str, device: Any, limit: Limit | None) -> Choice:
+    """Resolves `attention` where it is `cudnn`, or `auto` on a GPU with cuDNN's attention."""
+    if limit is not None and asked == "cudnn":
+        raise _unsupported("attention", asked, limit)
+    if limit is not None:
+        return Choice("xla", f"{limit.found}; cuDNN supports {limit.allowed}")
+    if takes_cudnn_attention(device):
+        return Choice("cudnn", f"cuDNN's kernel on {device.device_kind}")
+    raise UserError(
+        "model.cudnn_device",
+        "found cudnn on {found}, allowed only on NVIDIA GPUs from Ampere on. Use auto here.",
+        place="model.execution.attention",
+        found=device.device_kind,
+    )
+
+
+def _unsupported(part: Part, asked: str, limit: Limit) -> UserError:
+    return UserError(
+        "model.kernel_limit",
+        "found {kernel} with {found}, allowed: {allowed}, or {part}: xla",
+        place=f"model.execution.{part}",
+        kernel=asked,
+        found=limit.found,
+        allowed=limit.allowed,
+        part=part,
+    )
 
 
 def resolve_execution(

@@ -33,6 +33,8 @@ class EncoderArchitecture(Section):
     pooled_heads: ClassVar[frozenset[str]] = frozenset()
     """Heads that read the pooler: `next_sentence` and names of tasks. Without any, the encoder has
     no pooler."""
+    attention_dropout_setting: ClassVar[str] = "attention_probs_dropout_prob"
+    """The setting with the dropout rate of attention weights."""
     rotary_setting: ClassVar[str | None] = None
     """The setting that a phase's `rotary_theta` changes. None without rotary positions."""
 

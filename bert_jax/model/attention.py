@@ -1,4 +1,4 @@
-"""Self-attention: projections, and the choice between the fused kernel and plain JAX."""
+"""Self-attention: projections, and the choice between the kernels and plain JAX."""
 
 import functools
 from collections.abc import Sequence
@@ -11,9 +11,10 @@ from jaxtyping import Array, Float, Int
 from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.architecture import PostNormArchitecture
+from bert_jax.model.cudnn_attention import cudnn_attention
 from bert_jax.model.layers import Dense, gather_positions, project_each
-from bert_jax.model.section import Execution, Implementation
-from bert_jax.model.xla_attention import Scores, attention_scores, xla_attention
+from bert_jax.model.section import AttentionImplementation, Execution
+from bert_jax.model.xla_attention import Scores, attention_scores, visible_keys, xla_attention
 from bert_jax.parallel.sharding_rules import constrain, parts_in_use
 
 
@@ -34,10 +35,9 @@ class SelfAttention(nnx.Module):
             for _ in range(3)
         )
         self.output = dense((heads, columns, width), ("heads", "head_dim", "embed"))
-        self.core: Implementation = execution.attention
+        self.core: AttentionImplementation = execution.attention
         self.causal = causal
-        # The fused kernel stores no [length, length] array.
-        self.remat_core = execution.remat == "attention" and execution.attention != "fused"
+        self.remat_core = execution.remat == "attention"
         self.dropout_rate = architecture.attention_probs_dropout_prob
 
     def __call__(
@@ -55,8 +55,11 @@ class SelfAttention(nnx.Module):
     def _plain(
         self, x_BLD: Array, segment_ids: Array, key: Array | None, queries_BQ: Array | None
     ) -> Array:
-        """Returns the attended values [B, Q, H, K], computed by `xla_attention`."""
+        """Returns the attended values [B, Q, H, K], computed by plain JAX or cuDNN."""
         q_BQHK, k_BLHK, v_BLHK = self.projected(x_BLD, queries_BQ)
+        if self.core == "cudnn":  # stores no scores
+            visible = visible_keys(segment_ids, causal=self.causal, queries_BQ=queries_BQ)
+            return cudnn_attention(q_BQHK, k_BLHK, v_BLHK, visible)
         core = functools.partial(xla_attention, dropout_rate=self.dropout_rate, causal=self.causal)
         if self.remat_core:
             # The scores, L² elements per head, are cheap to recompute.

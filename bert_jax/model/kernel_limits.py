@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from bert_jax.kernels.cross_entropy_shape import widest
 from bert_jax.kernels.norm import MOST_NUMBERS, fits
 from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.cudnn_attention import WIDEST_HEAD
 from bert_jax.model.section import Execution
 
 Part = Literal["attention", "norm", "loss", "ffn"]  # settings of `Execution`
@@ -17,6 +18,19 @@ class Limit(NamedTuple):
 
     found: str  # unsupported size or setting: ``a hidden size of 100``
     allowed: str  # what the kernel supports: ``multiples of 128``
+
+
+def cudnn_limit(architecture: EncoderArchitecture, execution: Execution) -> Limit | None:
+    """Returns the limit of cuDNN's attention, or None if it can run."""
+    setting = architecture.attention_dropout_setting
+    if rate := getattr(architecture, setting):
+        return Limit(f"{setting}: {rate}", "0")
+    if execution.dtype != "bfloat16":
+        return Limit(f"dtype: {execution.dtype}", "bfloat16")
+    columns = architecture.head_dim
+    if columns % 8 == 0 and columns <= WIDEST_HEAD:
+        return None
+    return Limit(f"heads of {columns} columns", f"multiples of 8 up to {WIDEST_HEAD}")
 
 
 def norm_limit(architecture: EncoderArchitecture) -> Limit | None:

@@ -23,8 +23,9 @@ from bert_jax.validation import validate
 
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "attention", "dots", "full"]
-# `xla`: plain JAX. `fused`: a Pallas kernel.
+# `xla`: plain JAX. `fused`: a Pallas kernel. `cudnn`: cuDNN's kernel.
 Implementation = Literal["auto", "xla", "fused"]
+AttentionImplementation = Literal["auto", "xla", "fused", "cudnn"]
 TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
 ]
@@ -44,12 +45,13 @@ class Execution(Section):
     """Dtype of activations. Parameters, softmax, LayerNorm and loss are always float32."""
     gradient_dtype: Dtype = "float32"
     """Dtype in which gradients are summed over devices."""
-    attention: Implementation = "auto"
+    attention: AttentionImplementation = "auto"
     """Implementation of attention. `xla`: plain JAX on any device. `fused`: a kernel on v4, v5e,
     v5p and v6e. BERT's kernel supports rows of up to 2,048 tokens for pairs of 64-column heads in
     bfloat16, and of up to 512 tokens for most other heads. ModernBERT's kernel supports rows of up
-    to 8,192 tokens, on v4 up to 1,024. `auto`: `fused` in training if possible, otherwise `xla`.
-    `bert-jax doctor` shows the choice."""
+    to 8,192 tokens, on v4 up to 1,024. `cudnn`: cuDNN's kernel on NVIDIA GPUs, in bfloat16 and
+    without dropout of attention weights. `auto`: `fused` or `cudnn` in training if possible,
+    otherwise `xla`. `bert-jax doctor` shows the choice."""
     norm: Implementation = "auto"
     """Implementation of LayerNorm in encoder layers. `xla`: plain JAX on any device. `fused`: a
     kernel for LayerNorm and a kernel for the gradients of LayerNorm and dropout, on v4, v5e, v5p
@@ -74,12 +76,12 @@ class Execution(Section):
     at most 28 (TPU training) or 4 (otherwise); 1 for deeper models."""
 
     def elsewhere(self) -> Execution:
-        """Returns the settings for other devices than the run's: `fused` becomes `auto`.
+        """Returns the settings for other devices than the run's: kernels become `auto`.
 
-        With `fused`, a CPU would interpret the kernels, which is slow.
+        With `fused`, a CPU would interpret the kernels, which is slow. It has no `cudnn`.
         """
-        kernels = self.model_dump(include={"attention", "norm", "loss", "ffn"})
-        return self.model_copy(update={key: "auto" for key in kernels if kernels[key] == "fused"})
+        parts = self.model_dump(include={"attention", "norm", "loss", "ffn"})
+        return self.model_copy(update={key: "auto" for key in parts if parts[key] != "xla"})
 
 
 class PoolingSection(Section):

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from bert_jax.kernels.attention_kernels import centred_keys
 from bert_jax.model.dropout import TileFactors, kept_elements, tile_factors
@@ -48,21 +48,26 @@ def xla_attention(
     ``window / 2`` tokens away. If `causal`, a query sees no later key.
     """
     batch, length, heads, _ = k_BLHK.shape
-    of_queries, lines = segment_ids, None
-    if queries_BQ is not None:
-        of_queries = jnp.take_along_axis(segment_ids, queries_BQ, axis=1)
-        lines = queries_BQ[:, None]
     factors = None
     if dropout_key is not None and dropout_rate > 0.0:
         tiles = batch, heads, q_BQHK.shape[1], length
+        lines = None if queries_BQ is None else queries_BQ[:, None]
         factors = tile_factors(tiles, dropout_key, dropout_rate, lines=lines)
     core = functools.partial(_attended, rate=dropout_rate, window=window)
-    places = None
-    if causal:
-        places = jnp.arange(length)[None] if queries_BQ is None else queries_BQ
-        places = jnp.broadcast_to(places, of_queries.shape)
-    arrays = (q_BQHK, k_BLHK, v_BLHK, _Tokens(of_queries, segment_ids, places), factors)
+    tokens = _tokens(segment_ids, causal=causal, queries_BQ=queries_BQ)
+    arrays = (q_BQHK, k_BLHK, v_BLHK, tokens, factors)
     return in_parts(core, arrays, scores=batch * heads * q_BQHK.shape[1] * length)
+
+
+def visible_keys(
+    segment_ids: Int[Array, "batch length"],
+    *,
+    window: int | None = None,
+    causal: bool = False,
+    queries_BQ: Int[Array, "batch queries"] | None = None,
+) -> Bool[Array, "batch 1 queries length"]:
+    """Returns whether a query sees a key. The arguments are as for `xla_attention`."""
+    return _tokens(segment_ids, causal=causal, queries_BQ=queries_BQ).visible(window)
 
 
 class _Tokens(NamedTuple):
@@ -81,6 +86,16 @@ class _Tokens(NamedTuple):
         if self.places is not None:
             found &= self.places[:, None, :, None] >= keys
         return found
+
+
+def _tokens(segment_ids: Array, *, causal: bool, queries_BQ: Array | None) -> _Tokens:
+    of_queries, places = segment_ids, None
+    if queries_BQ is not None:
+        of_queries = jnp.take_along_axis(segment_ids, queries_BQ, axis=1)
+    if causal:
+        places = jnp.arange(segment_ids.shape[1])[None] if queries_BQ is None else queries_BQ
+        places = jnp.broadcast_to(places, of_queries.shape)
+    return _Tokens(of_queries, segment_ids, places)
 
 
 def _attended(
@@ -153,8 +168,7 @@ def attention_scores(
     With a `window`, a query sees only keys at most ``window / 2`` tokens away. If `causal`, it sees
     no later key.
     """
-    places = jnp.arange(segment_ids.shape[1])[None] if causal else None
-    visible = _Tokens(segment_ids, segment_ids, places).visible(window)
+    visible = visible_keys(segment_ids, window=window, causal=causal)
     visible &= (segment_ids > 0)[:, None, None, :]
     return Scores(masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible), visible)
 

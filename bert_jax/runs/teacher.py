@@ -14,7 +14,7 @@ from bert_jax.encoders.build import encoder_builder, model_type
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.kernel_limits import Part
+from bert_jax.model.kernel_limits import Part, cudnn_limit
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroups
 from bert_jax.runs.open_checkpoints import find_checkpoint, read_checkpoints, run_of_checkpoint
@@ -127,6 +127,9 @@ def _execution(architecture: EncoderArchitecture, student: Execution) -> Executi
             parts = {"heads": heads, "mlp": 1, "vocab": 1}
             if limit(part, student, architecture, parts, longest, None) is not None:
                 changes[part] = "xla"
+    if student.attention == "cudnn":  # a teacher has no dropout
+        fits = cudnn_limit(architecture.with_dropout(0.0), student) is None
+        changes["attention"] = "cudnn" if fits else "xla"
     # Only the backward pass of the FFN has a kernel.
     return student.model_copy(update={**changes, "ffn": "xla"})
 

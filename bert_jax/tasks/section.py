@@ -64,8 +64,8 @@ class FinetuneSection(Section):
     dtype: Dtype | None = None
     """Dtype of activations. By default, the checkpoint's."""
     kernels: Literal["auto", "xla"] = "auto"
-    """Whether attention, LayerNorm and GELU use Pallas kernels on a TPU. `auto`: as in pretraining,
-    unless the checkpoint's configuration sets `xla`. `xla`: no Pallas kernels."""
+    """Whether attention, LayerNorm and GELU use kernels. GPUs have one for attention. `auto`: as in
+    pretraining, unless the checkpoint's configuration sets `xla`. `xla`: plain JAX."""
     dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
     """Dropout rate of hidden states and attention. By default, the checkpoint's."""
     evaluations_per_epoch: int = pydantic.Field(default=1, ge=1)

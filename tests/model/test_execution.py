@@ -1,4 +1,4 @@
-"""The resolved `attention`, `norm`, `loss` and `ffn`, and when `fused` is refused."""
+"""The resolved `attention`, `norm`, `loss` and `ffn`, and when `fused` or `cudnn` is refused."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ def chosen(
     setting: str = "auto",
     *,
     kind: str = "TPU v5 lite",
+    capability: str = "",
     longest: int = 128,
     tensor: int = 1,
     dtype: str = "bfloat16",
@@ -33,10 +34,14 @@ def chosen(
     **changes: Any,
 ) -> Choice:
     """Returns the resolved value of a setting on a kind of chip."""
+    platform = {"cpu": "cpu", "TPU": "tpu"}.get(kind.split()[0], "gpu")
+    device = SimpleNamespace(device_kind=kind, platform=platform)
+    if capability:  # of a GPU
+        device.compute_capability = capability
     return choose(
         part,
         Execution.model_validate({part: setting, "dtype": dtype}),
-        SimpleNamespace(device_kind=kind, platform="cpu" if kind == "cpu" else "tpu"),
+        device,
         architecture=architecture or small_architecture(**FITTING | changes),
         mesh=make_mesh(MeshSection(tensor=tensor)),
         longest=longest,
@@ -44,11 +49,11 @@ def chosen(
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_auto_is_fused_only_on_chips_with_kernels(part: Part) -> None:
+def test_auto_is_a_pallas_kernel_only_on_chips_with_kernels(part: Part) -> None:
     for kind in ("TPU v4", "TPU v5 lite", "TPU v6 lite"):
         assert chosen(part, kind=kind) == ("fused", f"one kernel on {kind}")
         assert chosen(part, "xla", kind=kind).name == "xla"
-    for kind in ("TPU v3", "NVIDIA H100 80GB HBM3", "cpu"):
+    for kind in ("TPU v3", "Tesla V100-SXM2-16GB", "cpu"):
         assert chosen(part, kind=kind) == ("xla", f"no kernel for {kind}")
     with refuses("model.fused_device", place=f"model.execution.{part}", found="TPU v3"):
         chosen(part, "fused", kind="TPU v3")
@@ -81,7 +86,7 @@ def test_unsupported_models_use_xla_and_refuse_fused(
     sizes = {"vocab_size": 30522, **changes}
     assert chosen(part, **sizes).name == "xla"
     place = f"model.execution.{part}"
-    with refuses("model.fused_size", place=place, found=found, part=part) as caught:
+    with refuses("model.kernel_limit", place=place, kernel="fused", found=found) as caught:
         chosen(part, "fused", **sizes)
     assert caught.value.values["allowed"].startswith(allowed)
 
@@ -103,9 +108,62 @@ def test_modernberts_kernels_and_their_limits(
     assert chosen(part, longest=8192, architecture=MODERNBERT).name == "fused"
     changed = MODERNBERT.model_copy(update=changes)
     assert chosen(part, architecture=changed).name == "xla"
-    with refuses("model.fused_size", found=found) as caught:
+    with refuses("model.kernel_limit", found=found) as caught:
         chosen(part, "fused", architecture=changed)
     assert caught.value.values["allowed"].startswith(allowed)
+
+
+WITHOUT_DROPOUT: dict[str, Any] = {"attention_probs_dropout_prob": 0.0}
+GPU: dict[str, Any] = {"kind": "NVIDIA H100 80GB HBM3", "capability": "9.0"}
+
+
+def test_auto_is_cudnn_on_nvidias_gpus_without_dropout_of_attention() -> None:
+    for kind, capability in (("NVIDIA H100 80GB HBM3", "9.0"), ("NVIDIA B200", "10.0")):
+        device = {"kind": kind, "capability": capability}
+        expected = "cudnn", f"cuDNN's kernel on {kind}"
+        assert chosen("attention", **device, **WITHOUT_DROPOUT) == expected
+        assert chosen("attention", architecture=MODERNBERT, longest=8192, **device) == expected
+        assert chosen("attention", "xla", **device, **WITHOUT_DROPOUT).name == "xla"
+        for part in ("norm", "loss", "ffn"):
+            assert chosen(part, **device, **WITHOUT_DROPOUT) == ("xla", f"no kernel for {kind}")
+    for kind, capability in (("Tesla T4", "7.5"), ("AMD Instinct MI300X", "gfx942")):
+        device = {"kind": kind, "capability": capability}
+        assert chosen("attention", **device, **WITHOUT_DROPOUT).name == "xla"
+        with refuses("model.cudnn_device", place="model.execution.attention", found=kind):
+            chosen("attention", "cudnn", **device, **WITHOUT_DROPOUT)
+    for kind in ("cpu", "TPU v3", "TPU v5 lite"):
+        assert chosen("attention", kind=kind, **WITHOUT_DROPOUT).name != "cudnn"
+        with refuses("model.cudnn_device", place="model.execution.attention", found=kind):
+            chosen("attention", "cudnn", kind=kind, **WITHOUT_DROPOUT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "allowed"),
+    [
+        ({}, "attention_probs_dropout_prob: 0.1", "0"),
+        (
+            {"architecture": MODERNBERT.with_dropout(0.1)},
+            *("attention_dropout: 0.1", "0"),
+        ),
+        ({"dtype": "float32", **WITHOUT_DROPOUT}, "dtype: float32", "bfloat16"),
+        (
+            {"num_attention_heads": 4, **WITHOUT_DROPOUT},
+            *("heads of 192 columns", "multiples of 8 up to 128"),
+        ),
+    ],
+)
+def test_unsupported_models_use_xla_on_a_gpu_and_refuse_cudnn(
+    changes: dict[str, Any], found: str, allowed: str
+) -> None:
+    assert chosen("attention", **GPU, **changes) == ("xla", f"{found}; cuDNN supports {allowed}")
+    values = {"kernel": "cudnn", "found": found, "allowed": allowed}
+    with refuses("model.kernel_limit", place="model.execution.attention", **values):
+        chosen("attention", "cudnn", **GPU, **changes)
+
+
+def test_a_run_with_cudnn_is_read_on_other_devices() -> None:
+    execution = Execution(attention="cudnn", norm="fused", loss="xla").elsewhere()
+    assert (execution.attention, execution.norm, execution.loss) == ("auto", "auto", "xla")
 
 
 def test_v4_has_no_room_for_long_rows_of_modernbert() -> None:
@@ -119,7 +177,7 @@ def test_v4_has_no_room_for_long_rows_of_modernbert() -> None:
         sizes = {"kind": kind, "longest": longest, "architecture": MODERNBERT}
         assert chosen("attention", **sizes).name == name
         assert chosen("ffn", **sizes).name == "fused"
-    with refuses("model.fused_size", found="rows of 8192 tokens", allowed="up to 1024"):
+    with refuses("model.kernel_limit", found="rows of 8192 tokens", allowed="up to 1024"):
         chosen("attention", "fused", kind="TPU v4", longest=8192, architecture=MODERNBERT)
 
 

@@ -12,18 +12,24 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.encoders.modernbert.local_attention import is_short, local_attention
+from bert_jax.encoders.modernbert.local_attention import (
+    cudnn_local_attention,
+    is_short,
+    local_attention,
+)
 from bert_jax.encoders.modernbert.rotary import rotated
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.kernels.rotary_attention import rotary_attention
 from bert_jax.model.add_norm import pre_norm
+from bert_jax.model.cudnn_attention import cudnn_attention
 from bert_jax.model.dropout import dropout
 from bert_jax.model.geglu_project import geglu_project
 from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm, gather_positions, project_each
-from bert_jax.model.section import Execution, Implementation
+from bert_jax.model.section import AttentionImplementation, Execution
 from bert_jax.model.xla_attention import (
     Scores,
     attention_scores,
+    visible_keys,
     xla_attention,
 )
 from bert_jax.parallel.sharding_rules import constrain
@@ -53,7 +59,7 @@ class ModernBertLayer(nnx.Module):
         self.down = last((inner, width), ("mlp", "embed"))
         self.architecture = architecture
         self.causal = causal
-        self.core: Implementation = execution.attention
+        self.core: AttentionImplementation = execution.attention
         self.fused_ffn = execution.ffn == "fused"
         self.remat_core = execution.remat == "attention"
 
@@ -96,7 +102,7 @@ class ModernBertLayer(nnx.Module):
         window: int | None,
     ) -> Array:
         """Returns the sums over values, [B, L, H · K]."""
-        columns, rate = self.architecture.head_dim, self.architecture.attention_dropout
+        columns = self.architecture.head_dim
         kernels = tuple(each.kernel[...] for each in (self.query, self.key, self.value))
         products: Any = project_each(x_BLD.astype(self.query.dtype), kernels, self.query.use)
         if self.core == "fused":
@@ -109,17 +115,47 @@ class ModernBertLayer(nnx.Module):
             return constrain(y_BLHK, "batch", "length", "heads", "head_dim")
 
         q, k, v = map(by_head, products)
+        core = self._cudnn if self.core == "cudnn" else self._plain
+        attended = core(rotated(q, turn), rotated(k, turn), v, segment_ids, key, window)
+        return attended.reshape(x_BLD.shape[0], x_BLD.shape[1], -1)
+
+    def _plain(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        segment_ids: Array,
+        key: Array | None,
+        window: int | None,
+    ) -> Array:
+        """Returns the sums over values, [B, L, H, K], computed by plain JAX."""
+        rate = self.architecture.attention_dropout
         core: Any = functools.partial(
             xla_attention, window=window, dropout_rate=rate, causal=self.causal
         )
-        if window is not None and not is_short(x_BLD.shape[1], window):
+        if window is not None and not is_short(q.shape[1], window):
             core = functools.partial(
                 local_attention, window=window, dropout_rate=rate, causal=self.causal
             )
         elif self.remat_core:
             core = jax.checkpoint(core)
-        attended = core(rotated(q, turn), rotated(k, turn), v, segment_ids, dropout_key=key)
-        return attended.reshape(x_BLD.shape[0], x_BLD.shape[1], -1)
+        return core(q, k, v, segment_ids, dropout_key=key)
+
+    def _cudnn(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        segment_ids: Array,
+        key: Array | None,
+        window: int | None,
+    ) -> Array:
+        """Returns the sums over values, [B, L, H, K], computed by cuDNN without dropout."""
+        del key
+        if window is not None and not is_short(q.shape[1], window):
+            return cudnn_local_attention(q, k, v, segment_ids, window=window, causal=self.causal)
+        visible = visible_keys(segment_ids, window=window, causal=self.causal)
+        return cudnn_attention(q, k, v, visible)
 
     def scores(
         self,

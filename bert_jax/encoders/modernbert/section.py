@@ -20,6 +20,7 @@ class ModernBertArchitecture(EncoderArchitecture):
     """
 
     kind = "modernbert"
+    attention_dropout_setting = "attention_dropout"
     rotary_setting = "global_theta"
 
     vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
