@@ -7,7 +7,7 @@ SciPy themselves: the imports take seconds, and every verb imports this module.
 import json
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -136,56 +136,81 @@ class Baseline(NamedTuple):
 
 
 def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
-    """Compares a model with the best constant prediction.
-
-    Returns None if all labels are equal, or if the records are rankings.
+    """Compares a model with the best constant prediction. Returns None if all labels are equal.
 
     Fine-tuning on little data fails with some seeds: the model is no better than the most frequent
-    label (arXiv 2006.04884, section 3). A run counts as failed if one of these is true on the first
-    dev split:
+    label (arXiv 2006.04884, section 3). A run of any family counts as failed if one of these is
+    true on the first dev split:
 
     1. All predictions are equal. In a regression, the standard deviation of the predictions is less
        than `FLAT` times the standard deviation of the labels.
-    2. The score does not exceed the score of the best constant prediction: a frequent label or set
-       of labels, the mean label (regression), "O" for every token (or the most frequent tag, if no
-       tag is "O"), or "no answer" to every question.
+    2. The score does not exceed the score of the best constant prediction, see `_constants`.
 
     ``["yes", "yes", "yes"]`` predicted for yes, no, yes → score 2/3, constant 2/3, only "yes"
 
     `records` are the labelled records of the first dev split.
     """
-    if "ranks" in records[0]:
-        return None
     labels = [record["label"] for record in records]
     predictions = [record["prediction"] for record in records]
-    constants: list[list[Any]]  # candidates: [candidate][record]
+    only = None
     if isinstance(labels[0], float):
         several = np.std(labels) > 0
-        flat = np.std(predictions) < FLAT * np.std(labels)
-        only = f"{np.mean(predictions):.3g}" if flat else None
-        constants = [[float(np.mean(labels))] * len(records)]
+        if np.std(predictions) < FLAT * np.std(labels):
+            only = f"{np.mean(predictions):.3g}"
     else:
-        known, found = (_counted(answers, records) for answers in (labels, predictions))
-        several = len(known) > 1
-        only = _spelled(json.loads(next(iter(found)))) if len(found) == 1 else None
-        # The most frequent label maximises accuracy, the positive label F1: try several labels.
-        usual = [json.loads(key) for key, _ in known.most_common(CONSTANTS)]
-        if "nbest" in records[0]:
-            constants = [[""] * len(records)]
-        elif "tokens" in records[0]:
-            tag = OUTSIDE if json.dumps(OUTSIDE) in known else usual[0]
-            constants = [[[tag] * len(record["tokens"]) for record in records]]
-        else:
-            constants = [[label] * len(records) for label in usual]
+        several = len(_counted(labels, records)) > 1
+        found = _counted(predictions, records)
+        if len(found) == 1:
+            ranked = "ranks" in records[0]
+            only = "one order of passages" if ranked else _spelled(json.loads(next(iter(found))))
     if not several:
         return None
 
-    def score(answers: Sequence[Any]) -> float:
-        pairs = zip(records, answers, strict=True)
-        made = [record | {"prediction": answer} for record, answer in pairs]
+    def score(made: Sequence[Record]) -> float:
         return family.score(made)[family.best_metric]
 
-    return Baseline(family.best_metric, score(predictions), max(map(score, constants)), only)
+    constant = max(map(score, _constants(records)))
+    return Baseline(family.best_metric, score(records), constant, only)
+
+
+def _constants(records: Sequence[Record]) -> Iterator[list[Record]]:
+    """Yields records with constant predictions.
+
+    The predictions are frequent labels or sets of labels, the mean label (regression), the tag "O"
+    and frequent tags for every token, no answer or the whole context to every question, and one
+    order of passages, the most often relevant first, for every query.
+    """
+    labels = [record["label"] for record in records]
+    if "ranks" in records[0]:
+        yield _one_order(records)
+        return
+    answers: list[list[Any]]
+    if isinstance(labels[0], float):
+        answers = [[float(np.mean(labels))] * len(records)]
+    elif "nbest" in records[0]:
+        answers = [[""] * len(records), [record["context"] for record in records]]
+    else:
+        # The most frequent label maximises accuracy, another one F1: try several labels.
+        counted = _counted(labels, records)
+        usual = [json.loads(key) for key, _ in counted.most_common(CONSTANTS)]
+        answers = [[label] * len(records) for label in usual]
+        if "tokens" in records[0]:
+            tags = [*usual, OUTSIDE] if json.dumps(OUTSIDE) in counted else usual
+            answers = [[[tag] * len(record["tokens"]) for record in records] for tag in tags]
+    for answer in answers:
+        pairs = zip(records, answer, strict=True)
+        yield [record | {"prediction": each} for record, each in pairs]
+
+
+def _one_order(records: Sequence[Record]) -> list[Record]:
+    """Returns rankings in the same order, in which the most often relevant passage is first."""
+    relevant = Counter(passage for record in records for passage in record["ranks"])
+    order = sorted(relevant, key=lambda passage: (-relevant[passage], passage))
+    place = {passage: at for at, passage in enumerate(order, start=1)}
+    return [
+        record | {"prediction": order, "ranks": {each: place[each] for each in record["ranks"]}}
+        for record in records
+    ]
 
 
 def _counted(answers: list[Any], records: Sequence[Record]) -> Counter[str]:

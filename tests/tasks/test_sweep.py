@@ -137,19 +137,21 @@ def test_no_entity_found_is_degenerate() -> None:
     entities = family(
         "f1", lambda f: entity_scores([r["label"] for r in f], [r["prediction"] for r in f])
     )
-    tokens = {"tokens": ["Ann", "saw", "Bob"]}
-    label = ["B-PER", "O", "B-PER"]
-    assert degenerate(entities, records([label], [["O", "O", "O"]], **tokens)) == (
+    rest = ["O"] * 7
+    tokens = {"tokens": ["Ann", "saw", "Bob", *["in", "a", "mill", "in", "a", "mill"], "."]}
+    label = ["B-PER", "O", "B-PER", *rest]
+    assert degenerate(entities, records([label], [["O"] * 10], **tokens)) == (
         "predicts nothing but O"
     )
-    wrong = records([label], [["O", "B-PER", "O"]], **tokens)
-    assert degenerate(entities, wrong) == "f1 0.000, best constant answer 0.000"
-    assert degenerate(entities, records([label], [["B-PER", "O", "O"]], **tokens)) is None
+    wrong = records([label], [["O", "B-PER", "O", *rest]], **tokens)
+    # B-PER for every token: two of ten entities are right.
+    assert degenerate(entities, wrong) == "f1 0.000, best constant answer 0.333"
+    assert degenerate(entities, records([label], [["B-PER", "O", "O", *rest]], **tokens)) is None
 
 
 def test_answers_that_score_like_none_are_degenerate() -> None:
     questions = family("f1", figures_2_0)
-    more = {"nbest": [{"text": "the mill"}], "null_score_difference": 0.0}
+    more = {"nbest": [{"text": "the mill"}], "null_score_difference": 0.0, "context": "the mill"}
     labels = [[{"text": "the mill", "start": 0}], [], []]
     none = records(labels, ["", "", ""], **more)
     assert degenerate(questions, none) == "predicts nothing but no answer"
