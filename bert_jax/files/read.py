@@ -225,7 +225,11 @@ def not_utf8(place: str, error: UnicodeDecodeError) -> UserError:
 
 def _not_utf8(place: str, byte: int) -> UserError:
     return UserError(
-        "file.not_utf8", "found byte 0x{found:02x}, allowed: UTF-8", place=place, found=byte
+        "file.not_utf8",
+        "found byte 0x{found:02x}{hint}, allowed: UTF-8",
+        place=place,
+        found=byte,
+        hint=", as in UTF-16" if byte >= 0xFE else "",
     )
 
 

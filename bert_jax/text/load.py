@@ -227,8 +227,9 @@ def _refuse_foreign(root: epath.Path) -> None:
         if (root / name).exists():
             raise UserError(
                 "tokenizer.slow_only",
-                "found {found} without tokenizer.json. Write tokenizer.json in Python: "
-                "transformers.AutoTokenizer.from_pretrained(directory).save_pretrained(directory)",
+                "found {found} without tokenizer.json. Write tokenizer.json in a new environment "
+                "(pip install transformers sentencepiece protobuf): transformers.AutoTokenizer"
+                ".from_pretrained(directory).save_pretrained(directory)",
                 place=root,
                 found=name,
             )
@@ -241,9 +242,9 @@ def _refuse_foreign_model(path: epath.Path) -> None:
         raise UserError(
             "tokenizer.foreign_model",
             "found <pad> instead of [PAD], and no tokenizer.json beside it. Write tokenizer.json "
-            "in Python: transformers.AutoTokenizer.from_pretrained(directory)."
-            "save_pretrained(directory). Or, for ALBERT, use --uncased or --cased to read it as "
-            "google-research/albert does.",
+            "in a new environment (pip install transformers sentencepiece protobuf): "
+            "transformers.AutoTokenizer.from_pretrained(directory).save_pretrained(directory). "
+            "Or, for ALBERT, use --uncased or --cased to read it as google-research/albert does.",
             place=path,
         )
 

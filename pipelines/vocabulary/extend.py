@@ -51,9 +51,10 @@ def choose_words(tokenizer: Extendable, lines: Iterable[str], *, count: int) -> 
     """Returns up to `count` words that save most pieces, best first.
 
     A new word has at least two characters, no digits and no CJK ideographs, begins with a letter,
-    ends with a letter or a mark (Hindi's vowel signs), occurs at least `MIN_COUNT` times and has more than one piece so far. None is unknown.
-    A word is left out if it is a piece that only follows other pieces: ``mod`` in byte-level BPE
-    without ``Ġmod``, since the library allows one piece of a spelling.
+    ends with a letter or a mark (Hindi's vowel signs), occurs at least `MIN_COUNT` times and has
+    more than one piece so far. None is unknown. A word is left out if it is a piece that only
+    follows other pieces: ``mod`` in byte-level BPE without ``Ġmod``, since the library allows one
+    piece of a spelling.
     """
     pieces = frozenset(tokenizer.pieces(range(tokenizer.vocab_size)))
     counts = Counter(word for line in lines for word in tokenizer.words(line))

@@ -1,5 +1,6 @@
 """Tokenizers of the tokenizers library: RoBERTa, ModernBERT, XLM-R, CamemBERT."""
 
+import io
 import json
 import pickle
 from pathlib import Path
@@ -7,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from bert_jax.narration import speaking
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.library_tokenizer import LibraryTokenizer
 from bert_jax.text.word_starts import continuations
@@ -227,3 +230,17 @@ def test_a_model_without_an_unknown_piece_reads_the_mask_instead(tmp_path: Path)
     assert found.special.unk == found.special.mask
     found.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").hash == found.hash
+
+
+def test_dropout_of_bpe_is_off_and_said_once(tmp_path: Path) -> None:
+    directory = saved("roberta", tmp_path / "roberta")
+    spec = json.loads((directory / "tokenizer.json").read_text())
+    change = {"model": spec["model"] | {"dropout": 0.3}}
+    other = edited(directory, tmp_path / "dropout", change)
+    output = io.StringIO()
+    with speaking(Console(file=output, width=300)):
+        found = load_tokenizer(other)
+    (line,) = output.getvalue().splitlines()
+    assert "tokenizer.json: BPE dropout (0.3) is off" in line
+    assert found.hash == load_tokenizer(directory).hash
+    assert {tuple(found.encode(TEXT)) for _ in range(20)} == {tuple(found.encode(TEXT))}
