@@ -70,7 +70,7 @@ class MultipleChoiceSection(FilesSection):
     stem: str | None = None
     """Column with a text to prepend to every choice, such as SWAG's `sent2`."""
     choices: tuple[str, ...] | None = None
-    """Columns of the choices."""
+    """Columns of the choices. A single column has lists of choices, as in HellaSwag."""
     label: str | None = None
     """Column of the correct choice."""
     id: str | None = None
@@ -105,20 +105,23 @@ class MultipleChoiceSection(FilesSection):
                     "choice.column_missing", 'missing, but format "columns" needs it', place=name
                 )
         count = len(self.choices or ())
-        if count < 2 or len({*(self.choices or ())}) != count:
+        if count < 1 or len({*(self.choices or ())}) != count:
             raise SettingError(
                 "choice.columns",
-                "found {found}, allowed: two or more different columns",
+                "found {found}, allowed: two or more different columns, or one column of lists",
                 place="choices",
                 found=self.choices,
             )
-        if isinstance(self.label_is, tuple) and len({*self.label_is}) != count:
+        least = count if count > 1 else 2
+        if isinstance(self.label_is, tuple) and (
+            len({*self.label_is}) < least or (count > 1 and len({*self.label_is}) > count)
+        ):
             raise SettingError(
                 "choice.label_names",
                 "found {found}, allowed: {count} different names, one for each choice",
                 place="label_is",
                 found=self.label_is,
-                count=count,
+                count=least,
             )
         return self
 
@@ -252,9 +255,21 @@ def read_choices(
     required += [("task.stem", columns.stem), ("task.id", columns.id)]
     required += [("task.label", columns.label)] if labelled else []
 
+    width: int | None = None  # number of choices in every row
+
     def question(row: TableRow) -> ChoiceQuestion:
+        nonlocal width
         row.require(required)
         found = _question(row, columns)
+        width = width or len(found.choices)
+        if len(found.choices) != width:
+            raise RowError(
+                "choice.count",
+                "found {found} choices, allowed: {allowed}, as in the rows before",
+                place=row.place,
+                found=len(found.choices),
+                allowed=width,
+            )
         if labelled and found.label is None:
             raise RowError(
                 "choice.no_label", "found no label, allowed: one in each row", place=row.place
@@ -296,8 +311,12 @@ def _read_bare(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> It
 
 
 def _question(row: TableRow, columns: ChoiceColumns) -> ChoiceQuestion:
-    choices = tuple(row.text(name) for name in columns.choices)
-    for name, choice in zip(columns.choices, choices, strict=True):
+    names, choices = columns.choices, tuple[str, ...]()
+    if names[1:]:
+        choices = tuple(row.text(name) for name in names)
+    else:
+        choices, names = _listed(row, names[0])
+    for name, choice in zip(names, choices, strict=True):
         if not choice.strip():
             raise RowError(
                 "choice.empty",
@@ -316,19 +335,49 @@ def _question(row: TableRow, columns: ChoiceColumns) -> ChoiceQuestion:
         id=None if own is None else str(own),
         text=row.text(columns.text),
         choices=tuple(f"{stem}{choice}".strip() for choice in choices),
-        label=None if label in (None, "") else _label(row, label, choices, columns),
+        label=None if label in (None, "") else _label(row, label, choices, columns, names),
     )
 
 
-def _label(row: TableRow, found: Any, choices: tuple[str, ...], columns: ChoiceColumns) -> int:
+def _listed(row: TableRow, column: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the choices in a column of lists, and their names.
+
+    ``{"text": ["x", "y"], "label": ["A", "B"]}``, as in ARC, names them A and B. The choices of a
+    plain list are named by their numbers.
+    """
+    found: Any = row.values[column]
+    texts: Any = found.get("text") if isinstance(found, dict) else found
+    names: Any = found.get("label") if isinstance(found, dict) else None
+    is_list = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    if not is_list or len(texts) < 2 or (names is not None and len(names) != len(texts)):
+        raise RowError(
+            "choice.list",
+            'column "{column}": found {found:.60}, allowed: a list of two or more texts',
+            place=row.place,
+            column=column,
+            found=repr(found),
+        )
+    return tuple(texts), tuple(map(str, names or range(len(texts))))
+
+
+def _label(
+    row: TableRow,
+    found: Any,
+    choices: tuple[str, ...],
+    columns: ChoiceColumns,
+    own_names: tuple[str, ...],
+) -> int:
+    """Returns the index of a label. `own_names` are the columns or names of the row's choices."""
     # pandas stores whole numbers as 1.0 if some are missing.
     label = canonical(str(found).strip()) if columns.label_is == "index" else str(found)
     names = {
         "index": tuple(str(number) for number in range(len(choices))),
-        "column": columns.choices,
+        "column": own_names,
         "text": choices,
     }
     kind = columns.label_is
+    if kind == "index" and not columns.choices[1:] and label in own_names:
+        kind = "column"  # the row names its choices
     allowed = names[kind] if isinstance(kind, str) else kind
     if allowed.count(label) == 1:
         return allowed.index(label)

@@ -1,7 +1,10 @@
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bert_jax.tasks.choice import MultipleChoiceSection
@@ -51,6 +54,72 @@ def test_swag_has_a_sequence_for_every_ending(tokenizer: Tokenizer, tmp_path: Pa
     assert row.targets == {"label": 1}
     assert split.lengths.tolist() == [13, 7]
     assert split.lengths.dtype == np.int32
+
+
+LISTS = {"text": "q", "choices": ("c",), "label": "y"}
+
+
+@pytest.mark.parametrize(
+    ("choices", "label", "settings", "target"),
+    [
+        (["saw", "mill", "dog"], 2, {}, 2),
+        (["saw", "mill", "dog"], "1", {}, 1),  # HellaSwag
+        (["saw", "mill", "dog"], 1.0, {}, 1),
+        (["saw", "mill", "dog"], "mill", {"label_is": "text"}, 1),
+        (["saw", "mill", "dog"], "C", {"label_is": ("A", "B", "C")}, 2),  # RACE
+        ({"text": ["saw", "mill"], "label": ["A", "B"]}, "B", {}, 1),  # ARC, CommonsenseQA
+        ({"text": ["saw", "mill"], "label": ["1", "2"]}, "1", {}, 0),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_column_of_lists_has_the_choices(
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    suffix: str,
+    choices: Any,
+    label: Any,
+    settings: dict[str, Any],
+    target: int,
+) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    row = {"q": "the old dog", "c": choices, "y": label}
+    if suffix == "jsonl":
+        path.write_text(json.dumps(row))
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    request = DataRequest(tokenizer, max_length=32, seed=0, roles=("train",))
+    section = MultipleChoiceSection(train=str(path), **LISTS | settings)
+    row = section.open(request).splits["train"].row(0)
+    assert (row.targets, len(row.sequences)) == ({"label": target}, 2 + isinstance(choices, list))
+
+
+@pytest.mark.parametrize(
+    ("row", "key", "values"),
+    [
+        ({"c": "saw"}, "choice.list", {"column": "c", "found": "'saw'"}),
+        ({"c": ["saw"]}, "choice.list", {"found": "['saw']"}),
+        ({"c": ["saw", "mill", "dog"]}, "choice.count", {"found": 3, "allowed": 2}),
+        ({"c": ["saw", ""]}, "choice.empty", {"column": "1"}),
+        ({"y": 2}, "label.unknown", {"found": "2", "allowed": ["0", "1"]}),
+        ({"y": -1}, "choice.no_label", {}),
+    ],
+)
+def test_malformed_lists_of_choices_are_named(
+    tokenizer: Tokenizer, tmp_path: Path, row: dict[str, Any], key: str, values: dict[str, Any]
+) -> None:
+    good = {"q": "dog", "c": ["saw", "mill"], "y": 0}
+    content = "".join(f"{json.dumps(each)}\n" for each in (good, good | row))
+    with refuses(key, **values) as error:
+        open_file(tokenizer, tmp_path, content, name="rows.jsonl", **LISTS)
+    assert str(error.value.values["place"]).startswith(f"{tmp_path}/rows.jsonl: line 2")
+
+
+def test_the_test_set_of_datasets_has_no_labels(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "test.csv"
+    path.write_text(SWAG.replace("unseen,in,1", "unseen,in,-1"))
+    request = DataRequest(tokenizer, max_length=32, seed=0, roles=("test",))
+    split = MultipleChoiceSection(test=str(path), format="swag").open(request).splits["test"]
+    assert [split.row(index).targets for index in range(2)] == [{}, {"label": 3}]
 
 
 def test_codah_has_no_header_and_no_quotes(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -1,11 +1,17 @@
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from bert_jax.config import parse_config
 from bert_jax.tasks.squad.file import Answer, read_squad
+from bert_jax.tasks.squad.question_rows import read_question_rows
+from bert_jax.verbs.finetune import with_tables
 from tests.project import refuses
-from tests.tasks.squad_data import question, squad, write
+from tests.tasks.squad_data import open_one, question, squad, write
 
 TOWER = "the tower of paris was built in 1889"
 
@@ -51,6 +57,65 @@ def test_the_version_is_detected(
     if impossible is not None:
         content["data"][0]["paragraphs"][0]["qas"][1]["is_impossible"] = impossible
     assert _read(write(tmp_path / "x.json", content)).version == expected
+
+
+def rows_file(path: Path, answers: list[Any]) -> Path:
+    """Writes a row per list of answers, as `datasets` does."""
+    rows = [
+        {"id": f"q{n}", "title": "Towers", "context": TOWER, "question": "when", "answers": each}
+        for n, each in enumerate(answers)
+    ]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+ANSWER = {"text": ["1889", "in 1889"], "answer_start": [32, 29]}
+NONE = {"text": [], "answer_start": []}
+SQUADS = [{"text": "1889", "answer_start": 32}, {"text": "in 1889", "answer_start": 29}]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("answers", [ANSWER, SQUADS], ids=["lists", "objects"])
+def test_rows_of_datasets_are_read(tmp_path: Path, suffix: str, answers: Any) -> None:
+    empty = [] if isinstance(answers, list) else NONE
+    path = rows_file(tmp_path / f"rows{suffix}", [answers, answers])
+    file = read_question_rows(path, version="auto", needs_answers=True)
+    assert (file.version, [one.id for one in file.questions]) == ("1.1", ["q0", "q1"])
+    assert file.questions[0].answers == (Answer("1889", 32), Answer("in 1889", 29))
+    path = rows_file(tmp_path / f"rows{suffix}", [answers, empty])
+    file = read_question_rows(path, version="auto", needs_answers=True)
+    assert (file.version, file.questions[1].answers) == ("2.0", ())
+    # The answers of a test set are hidden.
+    path = rows_file(tmp_path / f"rows{suffix}", [empty, empty])
+    file = read_question_rows(path, version="auto", needs_answers=False)
+    assert (file.version, file.questions[0].answers) == ("1.1", None)
+    with refuses("squad.no_answers", place=f"{path}: {UNIT[suffix]} 1: answers"):
+        read_question_rows(path, version="auto", needs_answers=True)
+
+
+UNIT = {".jsonl": "line", ".parquet": "row"}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    ["1889", {"text": ["a"], "answer_start": []}, {"text": "a", "answer_start": 1}, ["a"], [{}]],
+)
+def test_other_answers_are_named(tmp_path: Path, answers: Any) -> None:
+    path = rows_file(tmp_path / "rows.jsonl", [ANSWER, answers])
+    with refuses("squad.row_answers", place=f"{path}: line 2: answers", found=repr(answers)):
+        read_question_rows(path, version="auto", needs_answers=True)
+
+
+def test_a_family_of_rows_in_memory(tmp_path: Path) -> None:
+    task = {"kind": "squad", "max_query_length": 8}
+    config = {"run_dir": str(tmp_path / "run"), "finetune": {"init_from": "x", "task": task}}
+    rows = [{"question": "when", "context": TOWER, "answers": ANSWER}] * 2
+    with_tables(parse_config(config, source="a.yaml"), {"dev": rows})
+    split = open_one(str(tmp_path / "run" / "data" / "dev.jsonl")).splits["dev"]
+    assert split.examples == 2
 
 
 SECOND = "data.0.paragraphs.0.qas.1"

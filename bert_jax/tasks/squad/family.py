@@ -33,8 +33,9 @@ from bert_jax.tasks.squad.answers import (
     find_candidates,
     to_record,
 )
-from bert_jax.tasks.squad.file import SquadQuestion, find_answer, questions_in_memory, read_squad
+from bert_jax.tasks.squad.file import SquadFile, SquadQuestion, find_answer, read_squad
 from bert_jax.tasks.squad.offsets import OffsetEncoder
+from bert_jax.tasks.squad.question_rows import SUFFIXES, read_question_rows
 from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0, tune
 from bert_jax.tasks.squad.windows import ContextWindows
 from bert_jax.text.tokenizer import Tokenizer
@@ -44,7 +45,10 @@ _REMEMBERED = 64  # number of tokenized contexts, and of questions, to cache
 
 
 class SquadSection(FilesSection):
-    """SQuAD 1.1 or 2.0, from JSON files. The defaults match google-research/bert."""
+    """SQuAD 1.1 or 2.0, from JSON files, or from .jsonl and .parquet of `datasets`.
+
+    The defaults match google-research/bert.
+    """
 
     kind: Literal["squad"] = "squad"
     version: Literal["auto", "1.1", "2.0"] = "auto"
@@ -84,12 +88,7 @@ class SquadSection(FilesSection):
                 query=self.max_query_length,
             )
         paths = {role: request.source(self, role) for role in request.roles}
-        files = {
-            role: questions_in_memory(path, version=self.version)
-            if isinstance(path, MemoryTable)
-            else read_squad(path, version=self.version, needs_answers=needs_labels(role))
-            for role, path in paths.items()
-        }
+        files = {role: self._read(path, role) for role, path in paths.items()}
         tuned = request.tuned.get(TUNED_THRESHOLD)
         found = {self.version, *(file.version for file in files.values())}
         with_null = "2.0" in found or (self.version == "auto" and tuned is not None)
@@ -124,6 +123,12 @@ class SquadSection(FilesSection):
             score=figures_2_0 if with_null else figures_1_1,
             write_official=functools.partial(_write_json, with_null),
         )
+
+    def _read(self, source: Path | MemoryTable, role: str) -> SquadFile:
+        needed = needs_labels(role)
+        if isinstance(source, MemoryTable) or source.suffix in SUFFIXES:
+            return read_question_rows(source, version=self.version, needs_answers=needed)
+        return read_squad(source, version=self.version, needs_answers=needed)
 
 
 def _write_json(

@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import pydantic
 from etils import epath
 
-from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError
 from bert_jax.files.read import MAX_FILE_BYTES, read_json_object
 from bert_jax.section import Section
@@ -68,29 +67,11 @@ def read_squad(
         says_2 = str(content.version).lower().removeprefix("v").startswith("2")
         version = "2.0" if impossible or says_2 else "1.1"
     questions = list(_questions(content, path, version=version, needs_answers=needs_answers))
-    return _file(path, version, questions)
+    return checked_file(path, version, questions)
 
 
-def questions_in_memory(table: MemoryTable, *, version: Literal["auto", "1.1", "2.0"]) -> SquadFile:
-    """Returns the questions of rows: tuples (question, context), or dicts with these keys.
-
-    Raises UserError if a row lacks a key, or if there are no rows.
-    """
-    questions = []
-    for row in table.named(("question", "context")):
-        if not {"question", "context"} <= row.values.keys():
-            raise UserError(
-                "squad.columns",
-                "found the columns {found}, allowed: question, context",
-                place=row.place,
-                found=list(row.values),
-            )
-        name = str(row.values.get("id", row.line - 1))
-        questions.append(SquadQuestion(name, "", row.text("question"), row.text("context"), None))
-    return _file(table, "1.1" if version == "auto" else version, questions)
-
-
-def _file(source: object, version: Version, questions: list[SquadQuestion]) -> SquadFile:
+def checked_file(source: object, version: Version, questions: list[SquadQuestion]) -> SquadFile:
+    """Returns the content of a file. Raises UserError if it has no question."""
     if not questions:
         raise UserError(
             "squad.no_questions", "found no question, allowed: at least one", place=source

@@ -1,0 +1,104 @@
+"""Reads questions from rows, as `datasets` writes SQuAD: JSON lines, Parquet, or in memory."""
+
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.tables import TableRow, read_table
+from bert_jax.errors import UserError
+from bert_jax.tasks.squad.file import Answer, SquadFile, SquadQuestion, checked_file
+
+SUFFIXES: Final = (".jsonl", ".parquet")
+
+
+def read_question_rows(
+    source: Path | MemoryTable, *, version: Literal["auto", "1.1", "2.0"], needs_answers: bool
+) -> SquadFile:
+    """Returns the questions of rows with `question`, `context` and optionally `answers` and `id`.
+
+    ``{"question": "When?", "context": "In 1889.", "answers": {"text": ["1889"], "answer_start":
+    [3]}}`` has one answer. A list of objects with `text` and `answer_start` is the same. In memory,
+    a row may also be a tuple (question, context).
+
+    If some questions have an empty list of answers and others do not, "auto" selects version 2.0,
+    in which the former are unanswerable. If all lists are empty, the answers are unknown.
+
+    Raises UserError if a row lacks a column, an answer is malformed, an id repeats, there are no
+    rows, or answers are unknown although `needs_answers` is set.
+    """
+    in_memory = isinstance(source, MemoryTable)
+    table = source.named(("question", "context")) if in_memory else read_table(source)
+    rows: list[tuple[TableRow, tuple[Answer, ...] | None]] = []
+    for row in table:
+        if not {"question", "context"} <= row.values.keys():
+            raise UserError(
+                "squad.columns",
+                "found the columns {found}, allowed: question, context",
+                place=row.place,
+                found=list(row.values),
+            )
+        rows.append((row, _answers(row, lenient=in_memory and not needs_answers)))
+    some = any(answers for _, answers in rows)
+    if version == "auto":
+        none = any(answers == () for _, answers in rows)
+        version = "2.0" if some and none else "1.1"
+    questions = []
+    places: dict[str, str] = {}
+    for number, (row, answers) in enumerate(rows):
+        place = row.place
+        if answers == () and not (some and version == "2.0"):
+            answers = None
+        if answers is None and needs_answers:
+            raise UserError(
+                "squad.no_answers",
+                "found none, allowed: at least one, or is_impossible in version 2.0",
+                place=f"{place}: answers",
+            )
+        name = str(row.values.get("id", number))
+        if (first := places.setdefault(name, place)) is not place and not in_memory:
+            raise UserError(
+                "squad.repeated_id",
+                'found the id "{found}" twice, first in {first}, allowed: each id once',
+                place=place,
+                found=name,
+                first=first,
+            )
+        title = row.values.get("title")
+        title = title if isinstance(title, str) else ""
+        question, context = row.text("question"), row.text("context")
+        questions.append(SquadQuestion(name, title, question, context, answers))
+    return checked_file(source, version, questions)
+
+
+def _answers(row: TableRow, *, lenient: bool) -> tuple[Answer, ...] | None:
+    """Returns the answers of a row, () if there are none, and None if they are unknown."""
+    found = row.values.get("answers")
+    if row.values.get("is_impossible") is True:
+        return ()
+    if found is None:
+        return None
+    pairs = _pairs(found)
+    if pairs is None and lenient:
+        return None
+    if pairs is None or not all(isinstance(t, str) and _is_offset(start) for t, start in pairs):
+        raise UserError(
+            "squad.row_answers",
+            "found {found:.60}, allowed: lists text and answer_start of equal length",
+            place=f"{row.place}: answers",
+            found=repr(found),
+        )
+    return tuple(Answer(text, start) for text, start in pairs)
+
+
+def _pairs(found: Any) -> list[tuple[Any, Any]] | None:
+    if isinstance(found, dict):
+        texts, starts = found.get("text"), found.get("answer_start")
+        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+            return list(zip(texts, starts, strict=True))
+    elif isinstance(found, list) and all(isinstance(each, dict) for each in found):
+        return [(each.get("text"), each.get("answer_start")) for each in found]
+    return None
+
+
+def _is_offset(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
