@@ -66,7 +66,7 @@ def own_wordpiece(
     caller has read the rows of the post-processor, and the decoder changes no ids.
     """
     model, normalizer = spec["model"], spec["normalizer"] or {}
-    flags = [normalizer.get(name) for name in _SETTINGS]
+    flags: list[Any] = [normalizer.get(name) for name in _SETTINGS]
     longest = model.get("max_input_chars_per_word")
     parts = {name: value for name, value in model.items() if name != "vocab"}
     if (

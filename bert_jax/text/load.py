@@ -19,7 +19,7 @@ from bert_jax.text.pipeline_file import Spec
 from bert_jax.text.roberta_files import MERGES_FILE, read_roberta_files
 from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
-from bert_jax.text.vocabulary import PAD, find_special, in_order_of_ids, read_vocabulary
+from bert_jax.text.vocabulary import PAD, find_special, read_vocabulary
 from bert_jax.text.wordpiece import MAX_WORD_CHARACTERS, VOCAB_FILE
 
 MAX_BYTES = 128 << 20  # of tokenizer.json; the file of a vocabulary of 500,000 pieces has 35 MB
@@ -118,8 +118,10 @@ def _load_pipeline(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
 
 def _check_beside(vocabulary: epath.Path, spec: Spec, path: epath.Path) -> None:
     """Raises UserError if ``vocab.txt`` is there and differs from ``tokenizer.json``."""
-    pieces = in_order_of_ids(spec["model"]["vocab"], place=f"{path}: model.vocab")
-    if vocabulary.exists() and read_vocabulary(vocabulary) != pieces:
+    if not vocabulary.exists():
+        return
+    pieces = {piece: number for number, piece in enumerate(read_vocabulary(vocabulary))}
+    if pieces != spec["model"]["vocab"]:
         raise UserError(
             "tokenizer.vocabularies_differ",
             "its vocabulary differs from vocab.txt in the same directory",
@@ -215,7 +217,7 @@ def _refuse_fairseq(root: epath.Path) -> None:
         raise UserError(
             "tokenizer.fairseq",
             "found {found}, so vocab.txt is a dictionary of fairseq, as of BERTweet and PhoBERT, "
-            "allowed: BERT's vocab.txt, or tokenizer.json",
+            "which cannot be read. Only a tokenizer.json with the same ids can replace it.",
             place=root,
             found=_FAIRSEQ_FILE,
         )
@@ -272,7 +274,8 @@ def _kind(settings: dict[str, Any], root: epath.Path) -> str:
         if kind not in _FILE_OF_TYPE:
             hint = did_you_mean(kind, _FILE_OF_TYPE)
             raise _wrong(root / CONFIG_FILE, "type", f'"{kind:.60}"', [*_FILE_OF_TYPE], hint)
-        return "tokenizers" if kind == "wordpiece" and has_pipeline else kind
+        copied = kind == "sentencepiece" and (root / MODEL_FILE).exists()
+        return "tokenizers" if has_pipeline and not copied else kind
     if has_pipeline:
         return "tokenizers"
     for kind, name in _FILE_OF_TYPE.items():

@@ -297,7 +297,7 @@ def without_special(spec: Spec, special: Set[str]) -> Spec:
     """
 
     def hidden(piece: str | None) -> str | None:
-        return f"{piece[:1]} {piece[1:]}" if piece in special else piece
+        return f"{piece[:1]} {piece[1:]}" if piece and piece in special else piece
 
     model = dict(spec["model"])
     if model["type"] == "Unigram":

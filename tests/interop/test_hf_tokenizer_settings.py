@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
+from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -198,6 +199,24 @@ def test_rows_without_special_pieces_are_refused(tmp_path: Path) -> None:
     truncation = {"direction": "Left", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     with refuses("tokenizer.truncation"):
         load_tokenizer(fast(tmp_path / "b", {"truncation": truncation}))
+
+
+def test_an_export_that_transformers_saved_again_is_read(tmp_path: Path) -> None:
+    own = load_tokenizer(bert(tmp_path / "bert"))
+    first, again = tmp_path / "export", tmp_path / "again"
+    first.mkdir()
+    write_hf_tokenizer(first, own, max_length=48, token_types=True)
+    theirs = AutoTokenizer.from_pretrained(first)
+    theirs.save_pretrained(again)
+    assert load_tokenizer(again).hash == own.hash
+    theirs.add_tokens(["<drug>"])
+    theirs.save_pretrained(again)
+    with refuses("tokenizer.hash", vocabulary="tokenizer.json"):
+        load_tokenizer(again)
+    settings = json.loads((again / "tokenizer_config.json").read_text())
+    del settings["hash"]
+    write(again / "tokenizer_config.json", settings)
+    assert len(PIECES) in load_tokenizer(again).encode("the <drug>")
 
 
 def test_an_added_token_with_another_id_is_refused(tmp_path: Path) -> None:
