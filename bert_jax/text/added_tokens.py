@@ -50,6 +50,9 @@ def with_added_tokens(
             place = f"{source}: {ADDED_FILE}"
             held.setdefault(text, _token(text, number, special=text in names, place=place))
     pieces = pieces_of({**spec, "added_tokens": [*held.values()]})
+    # A role may have flags, such as RoBERTa's mask, which takes the spaces before it.
+    roles = (settings.get(name) for name in ROLE_SETTINGS)
+    special += [role for role in roles if isinstance(role, dict) and _content(role) in pieces]
     for entry in special:
         content = _content(entry)
         if content not in held:

@@ -238,11 +238,13 @@ def find_separators(settings: Mapping[str, Any], spec: Spec, roles: Roles, sourc
     adds special pieces, the class in the settings decides. Raises UserError at `source` if the
     post-processor's rows have another form.
     """
+    pieces = pieces_of(spec)
     for part in _parts(spec["post_processor"], "processors"):
-        if part.get("type") == "RobertaProcessing":
-            return 2
-        if part.get("type") == "BertProcessing":
-            return 1
+        separators = {"BertProcessing": 1, "RobertaProcessing": 2}.get(str(part.get("type")))
+        if separators is not None:
+            written = [tuple(part[name]) for name in ("cls", "sep")]
+            _check_ids(written, pieces, roles, source)
+            return separators
         if part.get("type") == "TemplateProcessing":
             pair, single = (_template(part[name]) for name in ("pair", "single"))
             between = pair[2:-2]
@@ -256,9 +258,27 @@ def find_separators(settings: Mapping[str, Any], spec: Spec, roles: Roles, sourc
                     found=" ".join(pair),
                     allowed=f"{roles.cls} A {roles.sep} B {roles.sep}",
                 )
+            held = part["special_tokens"]
+            written = [(name, *held[name]["ids"]) for name in (roles.cls, roles.sep)]
+            _check_ids(written, pieces, roles, source)
             return max(len(between), 1)
     named = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
     return int(settings.get("separators") or (2 if named in _TWO_SEPARATORS else 1))
+
+
+def _check_ids(
+    written: Sequence[tuple[Any, ...]], pieces: Mapping[str, int], roles: Roles, source: str
+) -> None:
+    """Raises UserError unless the post-processor writes [CLS] and [SEP] with their ids."""
+    allowed = [(piece, pieces[piece]) for piece in (roles.cls, roles.sep)]
+    if [*written] != allowed:
+        raise UserError(
+            "tokenizer.template_ids",
+            "found {found}, allowed: {allowed}, the special pieces and their ids",
+            place=f"{source}: post_processor",
+            found=shown([*written]),
+            allowed=shown(allowed),
+        )
 
 
 def adds_special(spec: Spec) -> bool:

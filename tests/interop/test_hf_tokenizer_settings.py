@@ -196,6 +196,10 @@ def test_rows_without_special_pieces_are_refused(tmp_path: Path) -> None:
     generic = "PreTrainedTokenizerFast"
     with refuses("tokenizer.rows", found="null"):
         load_tokenizer(fast(tmp_path / "a", {"post_processor": None}, tokenizer_class=generic))
+    for sep in (["[SEP]", 9], ["the", 5]):
+        rows = {"type": "BertProcessing", "cls": ["[CLS]", 2], "sep": sep}
+        with refuses("tokenizer.template_ids", found=f"[('[CLS]', 2), {(*sep,)}]"):
+            load_tokenizer(fast(tmp_path / sep[0], {"post_processor": rows}))
     truncation = {"direction": "Left", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     with refuses("tokenizer.truncation"):
         load_tokenizer(fast(tmp_path / "b", {"truncation": truncation}))

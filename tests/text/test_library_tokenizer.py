@@ -159,6 +159,9 @@ def test_roberta_without_tokenizer_json_has_the_same_ids(tmp_path: Path) -> None
     assert (read.special, read.separators) == (full.special, 2)
     lines = lines_of_scripts(50, seed=7, also=[])
     assert read.encode_batch(lines) == full.encode_batch(lines)
+    mask = {"content": "<mask>", "lstrip": True}
+    (old / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask}))
+    assert load_tokenizer(old).encode_masked("a <mask>") == [*read.encode("a"), read.special.mask]
     (old / "merges.txt").write_text("a b c\n")
     with refuses("tokenizer.merge", found="a b c"):
         load_tokenizer(old)
