@@ -2,79 +2,23 @@
 
 import csv
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from bert_jax.data.class_names import NO_CLASSES, ClassNames, names_of_schema
+from bert_jax.data.row_errors import RowError, RowErrors
 from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files import read
 from bert_jax.files.parquet import open_parquet, parquet_rows
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
-OnError: TypeAlias = Literal["stop", "skip"]  # action at a malformed row
-SKIPPED_SHOWN: Final = 3  # number of skipped rows that a note lists
 Delimiter: TypeAlias = Literal["comma", "semicolon", "tab", "pipe"]
 _DELIMITERS: Final[Mapping[str, str]] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 # Maximum characters in a .csv field. Long documents exceed the csv module's default of 131,072.
 FIELD_LIMIT: Final = 1 << 24
 MAX_COLUMNS: Final = 10_000
 BATCH_ROWS: Final = 1024  # rows of a .parquet in memory at once
-
-
-ItemT = TypeVar("ItemT")
-MadeT = TypeVar("MadeT")
-
-
-class RowError(UserError):
-    """A row of a table is malformed. Later rows can still be read."""
-
-
-class RowErrors:
-    """Raises the error of a malformed row, or skips the row.
-
-    ``RowErrors("skip").kept(["1", "x", "2"], number) -> [1, 2]``
-    """
-
-    def __init__(self, on_error: OnError = "stop", *, setting: str | None = None) -> None:
-        """Starts without skipped rows.
-
-        Args:
-            on_error: action at a malformed row.
-            setting: setting that skips malformed rows, such as ``--on-error=skip``. Errors
-                mention it.
-        """
-        self._on_error, self.setting = on_error, setting
-        self._first: list[str] = []  # errors of the first skipped rows
-        self.count = 0  # number of skipped rows
-
-    def refuse(self, error: RowError) -> None:
-        """Counts the row of an error as skipped. With ``stop``, raises the error instead."""
-        if self._on_error == "stop":
-            if self.setting is None:
-                raise error
-            raise error.followed_by(" ({setting} skips such rows)", setting=self.setting) from error
-        self.count += 1
-        if self.count <= SKIPPED_SHOWN:
-            self._first.append(str(error))
-
-    def kept(self, items: Iterable[ItemT], make: Callable[[ItemT], MadeT]) -> list[MadeT]:
-        """Returns ``make(item)`` for each item. Refuses items for which `make` raises RowError."""
-        made = []
-        for item in items:
-            try:
-                made.append(make(item))
-            except RowError as error:
-                self.refuse(error)
-        return made
-
-    def note(self, table: object, *, kept: int) -> list[str]:
-        """Returns a note on the skipped rows with the first errors; [] if no row was skipped."""
-        if not self.count:
-            return []
-        first = "; ".join(error.removeprefix(f"{table}: ") for error in self._first)
-        more = "; …" if self.count > SKIPPED_SHOWN else ""
-        return [f"{table}: skipped {self.count:,} of {self.count + kept:,} rows: {first}{more}"]
 
 
 class TableRow(NamedTuple):

@@ -14,17 +14,9 @@ import numpy as np
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.row_errors import OnError, RowError, RowErrors
 from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
-from bert_jax.data.tables import (
-    Delimiter,
-    OnError,
-    RowError,
-    RowErrors,
-    TableRow,
-    ragged,
-    read_fields,
-    read_table,
-)
+from bert_jax.data.tables import Delimiter, TableRow, ragged, read_fields, read_table
 from bert_jax.errors import SettingError, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.tasks.family import (

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.tables import OnError, RowErrors
+from bert_jax.data.row_errors import OnError, RowErrors
 from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file

@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, NamedTuple
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.tables import Delimiter, OnError, RowError, RowErrors, TableRow, read_table
+from bert_jax.data.row_errors import OnError, RowError, RowErrors
+from bert_jax.data.tables import Delimiter, TableRow, read_table
 from bert_jax.errors import UserError
 from bert_jax.model.section import ProblemName
 from bert_jax.tasks.family import (

@@ -10,7 +10,7 @@ import pyarrow as pa
 from etils import epath
 from rich.console import Console
 
-from bert_jax.data.tables import OnError
+from bert_jax.data.row_errors import OnError
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import output_exists
 from bert_jax.inference.bucketed import check_batch_size

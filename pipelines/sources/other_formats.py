@@ -44,7 +44,7 @@ _NUMBER_ROWS: Final = 5  # number of rows without a header that show a table
 
 
 def refuse_other_formats(path: str, suffix: str, start: bytes, *, expected: str) -> None:
-    """Raises UserError if a file begins like a format that is not read as text.
+    """Raises UserError if a file begins like a format that is not read as text, or has CR lines.
 
     ``[{"text": "One."}, {"text": "Two."}]`` is a JSON array. ``text,label`` before rows of two
     fields is a CSV table. Prose that begins with a bracket or contains commas passes.
@@ -65,6 +65,13 @@ def refuse_other_formats(path: str, suffix: str, start: bytes, *, expected: str)
         found = found or next((name for sign, name in _BINARY if start.startswith(sign)), None)
         found = found or next((name for sign, name in _MARKUP if sign.match(text.lstrip())), None)
         found = found or _TABLE_SUFFIXES.get(suffix) or _table_kind(text, whole=whole)
+    if found is None and "\n" not in text and "\r" in text.strip():
+        raise UserError(
+            "input.line_ends",
+            "found lines that end in CR, allowed: LF or CRLF. Convert the line ends, or set "
+            "format: text to read the file as one line.",
+            place=path,
+        )
     if found is not None:
         raise UserError(
             "input.other_format",

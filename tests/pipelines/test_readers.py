@@ -357,6 +357,15 @@ def test_another_format_is_not_read_as_prose(
     assert read(sources(path, format="text"))  # the setting overrules
 
 
+def test_line_ends_of_old_macs_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "mac.txt"
+    path.write_bytes(b"One.\rTwo.\r\rThree.\r")
+    with refuses("input.line_ends", place=path):
+        read(sources(path))
+    path.write_bytes(b"One.\r\nTwo.\r\n\r\nThree.\r\n")
+    assert lines_of(sources(path)) == [["One.", "Two."], ["Three."]]
+
+
 PROSE = [
     '["Hello," she said.]\nAnother line.\n',
     "[1] A footnote, and more.\n[2] Another, and more.\n",

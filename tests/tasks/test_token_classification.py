@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bert_jax.config import parse_config
 from bert_jax.tasks.family import NO_LABEL, DataRequest, Encoded, Family, Record
-from bert_jax.tasks.tokens.family import TokenClassificationSection, TokenSplit, cut_windows
+from bert_jax.tasks.tokens.family import TokenClassificationSection, TokenSplit
+from bert_jax.tasks.tokens.windows import cut_windows
 from bert_jax.text import Tokenizer
 from bert_jax.verbs.finetune import with_tables
 from tests.project import refuses

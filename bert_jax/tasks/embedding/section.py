@@ -7,7 +7,8 @@ from typing import Final, Literal, Self
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.tables import Delimiter, OnError, RowErrors, read_table
+from bert_jax.data.row_errors import OnError, RowErrors
+from bert_jax.data.tables import Delimiter, read_table
 from bert_jax.errors import SettingError, UserError
 from bert_jax.model.section import HeadsSection, Pool, PoolingSection
 from bert_jax.section import Section, Strings, refuse_ignored
