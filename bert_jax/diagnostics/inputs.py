@@ -34,7 +34,7 @@ from bert_jax.tasks.glue.tfds import NAME as TFDS
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.table import TableSection
 from bert_jax.text import Tokenizer, load_tokenizer
-from bert_jax.text.pipeline_file import MASKS
+from bert_jax.text.special_rows import MASKS
 from bert_jax.text.vocabulary import split_at_masks
 from bert_jax.train.schedule_segments import schedule_segments
 from bert_jax.train.sections import PhaseSection, TrainSection

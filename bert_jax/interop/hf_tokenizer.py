@@ -16,9 +16,9 @@ from bert_jax.text import Tokenizer
 from bert_jax.text.added_tokens import ADDED_FILE
 from bert_jax.text.library_settings import SPECIAL_FILE
 from bert_jax.text.library_tokenizer import LibraryTokenizer, pipeline_bytes
-from bert_jax.text.pipeline_file import adds_special
 from bert_jax.text.roberta_files import MERGES_FILE, VOCABULARY_FILE
 from bert_jax.text.sentence_piece import MODEL_FILE, WORD_START, SentencePieceTokenizer
+from bert_jax.text.special_rows import adds_special
 from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.text.vocabulary import (
     CLS,

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from bert_jax.errors import UserError
 from bert_jax.files.read import is_whole, shown
-from bert_jax.text.pipeline_file import ROLE_SETTINGS, Spec, pieces_of
+from bert_jax.text.pipeline_file import Spec, pieces_of
+from bert_jax.text.special_rows import ROLE_SETTINGS
 
 ADDED_FILE: Final = "added_tokens.json"
 _DECODER: Final = "added_tokens_decoder"

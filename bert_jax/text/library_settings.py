@@ -12,7 +12,8 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object, shown
 from bert_jax.text.bert_files import BERT_CLASSES
-from bert_jax.text.pipeline_file import ROLE_SETTINGS, Spec, adds_special
+from bert_jax.text.pipeline_file import Spec
+from bert_jax.text.special_rows import ROLE_SETTINGS, adds_special
 from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 

@@ -17,6 +17,7 @@ from bert_jax.text.added_tokens import check_ids
 from bert_jax.text.basic_tokenizer import is_word_character
 from bert_jax.text.pipeline_file import Roles, Spec
 from bert_jax.text.sentence_piece import WORD_START
+from bert_jax.text.special_rows import find_roles, find_separators
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.vocabulary import in_order_of_ids
 from bert_jax.text.word_starts import WordBounds
@@ -245,8 +246,8 @@ def read_pipeline(
             an unknown form.
     """
     spec = pipeline_file.check_spec(found, source)
-    roles = pipeline_file.find_roles(settings, spec, source)
-    separators = pipeline_file.find_separators(settings, spec, roles, source)
+    roles = find_roles(settings, spec, source)
+    separators = find_separators(settings, spec, roles, source)
     return LibraryTokenizer(spec, roles=roles, separators=separators, source=source)
 
 

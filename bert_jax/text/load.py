@@ -18,6 +18,7 @@ from bert_jax.text.library_tokenizer import PIPELINE_FILE, LibraryTokenizer
 from bert_jax.text.pipeline_file import Spec
 from bert_jax.text.roberta_files import MERGES_FILE, read_roberta_files
 from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
+from bert_jax.text.special_rows import find_roles, find_separators
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.vocabulary import PAD, find_special, read_vocabulary
 from bert_jax.text.wordpiece import MAX_WORD_CHARACTERS, VOCAB_FILE
@@ -169,9 +170,9 @@ def _choose(spec: Spec, settings: dict[str, Any], root: epath.Path, *, source: s
     added = root / ADDED_FILE
     numbers = read_json_object(added) if added.exists() else {}
     spec = with_added_tokens(spec, settings, numbers, source=source)
-    roles = pipeline_file.find_roles(settings, spec, source)
+    roles = find_roles(settings, spec, source)
     library_settings.check_rows(settings, spec, source)
-    separators = pipeline_file.find_separators(settings, spec, roles, source)
+    separators = find_separators(settings, spec, roles, source)
     if spec["model"]["type"] == "WordPiece":
         own = own_wordpiece(spec, roles, separators, source=source)
         if own is not None:

@@ -1,11 +1,11 @@
-"""Reads ``tokenizer.json`` and the settings beside it: special pieces by role, separators of pairs.
+"""Reads and changes ``tokenizer.json``: the model, the pre-tokenizer and added tokens.
 
 The format is the ``tokenizers`` library's. RoBERTa, XLM-R, CamemBERT and ModernBERT have it, and
 so do newer files of BERT.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, Final, Literal, NamedTuple
 
 import tokenizers
@@ -13,32 +13,13 @@ import tokenizers
 from bert_jax.errors import UserError
 from bert_jax.files.read import shown
 from bert_jax.narration import tell
-from bert_jax.text.vocabulary import CLS, MASK, PAD, SEP, UNK, SpecialIds
 
 Spec = dict[str, Any]
 Marks = Literal["bytes", "metaspace", "prefix"]
 
-# Settings of Hugging Face for each role, in order of precedence.
-_SETTINGS: Final = {
-    "pad": ("pad_token",),
-    "unk": ("unk_token",),
-    "cls": ("cls_token", "bos_token"),
-    "sep": ("sep_token", "eos_token"),
-    "mask": ("mask_token",),
-}
-ROLE_SETTINGS: Final = tuple(names[0] for names in _SETTINGS.values())
-"""Settings that name the special pieces, in the order of `SpecialIds`."""
-# Spellings of BERT and RoBERTa, for a directory without these settings.
-_CONVENTIONS: Final = (
-    dict(zip(SpecialIds._fields, (PAD, UNK, CLS, SEP, MASK), strict=True)),
-    {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
-)
-# Classes of tokenizers that write two separators between the texts of a pair.
-_TWO_SEPARATORS: Final = ("Roberta", "XLMRoberta", "Camembert")
 LIBRARY_MODELS: Final = ("BPE", "Unigram", "WordPiece")
 # Steps that divide text at white space, so that a piece never contains a space.
 _SPLIT_AT_SPACES: Final = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
-MASKS: Final = tuple(spelling["mask"] for spelling in _CONVENTIONS)
 
 
 class Roles(NamedTuple):
@@ -139,7 +120,7 @@ def marks_of(spec: Spec, source: str) -> Marks:
 
     Raises UserError at `source` for any other pre-tokenizer.
     """
-    parts = [*_parts(spec["pre_tokenizer"], "pretokenizers")]
+    parts = [*parts_of(spec["pre_tokenizer"], "pretokenizers")]
     kinds, model = [part.get("type") for part in parts], spec["model"]["type"]
     if model == "WordPiece":
         if not {"ByteLevel", "Metaspace"} & {*kinds} and {*_SPLIT_AT_SPACES} & {*kinds}:
@@ -186,105 +167,14 @@ def adds_spaces(spec: Spec) -> bool:
     """Returns whether the pre-tokenizer puts a space before each text."""
     return any(
         part.get("add_prefix_space") is True
-        for part in _parts(spec["pre_tokenizer"], "pretokenizers")
+        for part in parts_of(spec["pre_tokenizer"], "pretokenizers")
     )
 
 
 def lower_cases(spec: Spec) -> bool:
     """Returns whether the normalizer lower-cases text."""
-    parts = list(_parts(spec["normalizer"], "normalizers"))
+    parts = list(parts_of(spec["normalizer"], "normalizers"))
     return any(part.get("type") == "Lowercase" or part.get("lowercase") is True for part in parts)
-
-
-def find_roles(settings: Mapping[str, Any], spec: Spec, source: str) -> Roles:
-    """Returns the special pieces by role.
-
-    ``cls_token`` or ``bos_token`` names [CLS], ``sep_token`` or ``eos_token`` names [SEP]. For a
-    role without a setting, the post-processor, then the spellings of BERT and RoBERTa are searched.
-
-    Args:
-        settings: merged content of ``special_tokens_map.json`` and ``tokenizer_config.json``. A
-            value is a text, or an object with ``content``.
-        spec: the tokenizer.
-        source: file for errors.
-
-    Raises:
-        UserError: a role has no piece, or its piece is not in the vocabulary.
-    """
-    pieces, found = pieces_of(spec), dict[str, str | None]()
-    processed = _processor_roles(spec)
-    for role, names in _SETTINGS.items():
-        values = (_content(settings.get(name), f"{source}: {name}") for name in names)
-        named = next((value for value in values if value is not None), None)
-        usual = (spelling[role] for spelling in _CONVENTIONS if spelling[role] in pieces)
-        found[role] = named or processed.get(role) or next(usual, None)
-    missing = [role for role, piece in found.items() if piece not in pieces and role != "unk"]
-    if missing:
-        raise UserError(
-            "tokenizer.role_missing",
-            "found no special piece for {missing:and}. Name each in tokenizer_config.json, such as "
-            '"mask_token": "<mask>".',
-            place=source,
-            missing=missing,
-        )
-    unknown = found["unk"] if found["unk"] in pieces else None
-    return Roles(**{**found, "unk": unknown})  # pyright: ignore[reportArgumentType]
-
-
-def find_separators(settings: Mapping[str, Any], spec: Spec, roles: Roles, source: str) -> int:
-    """Returns the number of separators between the texts of a pair.
-
-    The post-processor decides: ``<s> A </s></s> B </s>`` has two. Without a post-processor that
-    adds special pieces, the class in the settings decides. Raises UserError at `source` if the
-    post-processor's rows have another form.
-    """
-    pieces = pieces_of(spec)
-    for part in _parts(spec["post_processor"], "processors"):
-        separators = {"BertProcessing": 1, "RobertaProcessing": 2}.get(str(part.get("type")))
-        if separators is not None:
-            written = [tuple(part[name]) for name in ("cls", "sep")]
-            _check_ids(written, pieces, roles, source)
-            return separators
-        if part.get("type") == "TemplateProcessing":
-            pair, single = (_template(part[name]) for name in ("pair", "single"))
-            between = pair[2:-2]
-            if single != [roles.cls, "A", roles.sep] or pair != [
-                *(roles.cls, "A", *[roles.sep] * len(between), "B", roles.sep)
-            ]:
-                raise UserError(
-                    "tokenizer.template",
-                    "found {found}, allowed: {allowed}, with one separator or more in the middle",
-                    place=f"{source}: post_processor",
-                    found=" ".join(pair),
-                    allowed=f"{roles.cls} A {roles.sep} B {roles.sep}",
-                )
-            held = part["special_tokens"]
-            written = [(name, *held[name]["ids"]) for name in (roles.cls, roles.sep)]
-            _check_ids(written, pieces, roles, source)
-            return max(len(between), 1)
-    named = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
-    return int(settings.get("separators") or (2 if named in _TWO_SEPARATORS else 1))
-
-
-def _check_ids(
-    written: Sequence[tuple[Any, ...]], pieces: Mapping[str, int], roles: Roles, source: str
-) -> None:
-    """Raises UserError unless the post-processor writes [CLS] and [SEP] with their ids."""
-    allowed = [(piece, pieces[piece]) for piece in (roles.cls, roles.sep)]
-    if [*written] != allowed:
-        raise UserError(
-            "tokenizer.template_ids",
-            "found {found}, allowed: {allowed}, the special pieces and their ids",
-            place=f"{source}: post_processor",
-            found=shown([*written]),
-            allowed=shown(allowed),
-        )
-
-
-def adds_special(spec: Spec) -> bool:
-    """Returns whether the post-processor writes special pieces."""
-    kinds = {part.get("type") for part in _parts(spec["post_processor"], "processors")}
-    return not kinds.isdisjoint(("RobertaProcessing", "BertProcessing", "TemplateProcessing"))
 
 
 def with_roles(spec: Spec, roles: Roles) -> Spec:
@@ -342,39 +232,11 @@ def essence(spec: Spec, roles: Roles, separators: int) -> str:
     return json.dumps([settings, parts], sort_keys=True, ensure_ascii=True)
 
 
-def _parts(found: Any, inner: str) -> Iterator[Mapping[str, Any]]:
+def parts_of(found: Any, inner: str) -> Iterator[Mapping[str, Any]]:
     """Yields the steps of a part of the pipeline, which may be a sequence or missing."""
     if isinstance(found, dict):
         if isinstance(steps := found.get(inner), list):
             for step in steps:
-                yield from _parts(step, inner)
+                yield from parts_of(step, inner)
         else:
             yield found
-
-
-def _template(items: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a template as texts: ``["<s>", "A", "</s>"]``."""
-    return [next(iter(item.values()))["id"] for item in items]
-
-
-def _processor_roles(spec: Spec) -> dict[str, str]:
-    for part in _parts(spec["post_processor"], "processors"):
-        if part.get("type") in ("RobertaProcessing", "BertProcessing"):
-            return {"cls": part["cls"][0], "sep": part["sep"][0]}
-        if part.get("type") == "TemplateProcessing":
-            single = _template(part["single"])
-            return {"cls": single[0], "sep": single[-1]}
-    return {}
-
-
-def _content(value: Any, place: str) -> str | None:
-    if isinstance(value, dict):
-        value = value.get("content")
-    if value is None or isinstance(value, str):
-        return value
-    raise UserError(
-        "tokenizer.role_type",
-        'found {found}, allowed: a text, or an object with "content"',
-        place=place,
-        found=shown(value),
-    )

@@ -18,8 +18,8 @@ from bert_jax.section import ModelPathText, PathText, refuse_ignored
 from bert_jax.text.basic_tokenizer import WordSplitter
 from bert_jax.text.library_tokenizer import read_pipeline, without_surrogates
 from bert_jax.text.load import load_tokenizer
-from bert_jax.text.pipeline_file import ROLE_SETTINGS
 from bert_jax.text.sentence_piece import SentencePieceTokenizer, prepare
+from bert_jax.text.special_rows import ROLE_SETTINGS
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES, reserved_pieces
 from bert_jax.text.wordpiece import WordPieceTokenizer
