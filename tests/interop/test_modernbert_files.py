@@ -112,6 +112,12 @@ def test_both_forms_of_config_json_give_one_architecture(
     assert (newer.global_theta, newer.local_theta) == (700, 70)
     # Hugging Face's model halves an odd window and rounds down.
     assert read(tmp_path / "c.json", written | {"local_attention": 11}) == newer
+    # transformers 5 may write that all columns rotate.
+    ropes = {
+        kind: each | {"partial_rotary_factor": 1.0}
+        for kind, each in written["rope_parameters"].items()
+    }
+    assert read(tmp_path / "d.json", written | {"rope_parameters": ropes}) == newer
 
 
 def test_the_published_config_json_is_size_base(tmp_path: Path) -> None:
@@ -135,6 +141,11 @@ def test_the_published_config_json_is_size_base(tmp_path: Path) -> None:
             {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
             "setting.value",
             "rope_parameters.full_attention.rope_type",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
+            "setting.value",
+            "rope_parameters.full_attention.partial_rotary_factor",
         ),
         ({"hidden_activation": "silu"}, "import.activation", "hidden_activation"),
     ],

@@ -42,6 +42,7 @@ _KEYS: Final = {
 class _Rope(Section):
     rope_type: Literal["default"] = "default"
     rope_theta: float | None = pydantic.Field(default=None, gt=0)
+    partial_rotary_factor: float = pydantic.Field(default=1.0, ge=1, le=1)
 
 
 class _Ropes(Section):
