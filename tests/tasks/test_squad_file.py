@@ -109,6 +109,22 @@ def test_other_answers_are_named(tmp_path: Path, answers: Any) -> None:
         read_question_rows(path, version="auto", needs_answers=True)
 
 
+def test_rows_in_a_json_file_are_named_with_the_suffix_to_use(tmp_path: Path) -> None:
+    row = {"id": "a", "context": TOWER, "question": "when", "answers": ANSWER}
+    lines = f"{json.dumps(row)}\n" * 2
+    forms = {
+        "squad.flat_rows": json.dumps({"data": [row]}),
+        "json.kind": json.dumps([row]),
+        "json.invalid": lines,
+    }
+    for key, content in forms.items():
+        path = tmp_path / "rows.json"
+        path.write_text(content)
+        with refuses(key, place=path) as error:
+            _read(str(path))
+        assert ".jsonl" in str(error.value)
+
+
 def test_a_family_of_rows_in_memory(tmp_path: Path) -> None:
     task = {"kind": "squad", "max_query_length": 8}
     config = {"run_dir": str(tmp_path / "run"), "finetune": {"init_from": "x", "task": task}}

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pydantic
 from etils import epath
@@ -13,6 +13,9 @@ from bert_jax.section import Section
 from bert_jax.validation import validate
 
 Version: TypeAlias = Literal["1.1", "2.0"]
+
+
+_ROWS: Final = " Write rows with question, context and answers to a .jsonl or a .parquet."
 
 
 class Answer(NamedTuple):
@@ -49,7 +52,22 @@ def read_squad(
     malformed or empty file, a repeated id, or `is_impossible` in version 1.1.
     """
     path = epath.Path(path)
-    values = read_json_object(path, limit=MAX_FILE_BYTES)
+    try:
+        values = read_json_object(path, limit=MAX_FILE_BYTES)
+    except UserError as error:
+        if error.key in ("json.invalid", "json.kind"):
+            raise error.followed_by(_ROWS) from None
+        raise
+    data = values.get("data")
+    if isinstance(data, list) and any(
+        isinstance(each, dict) and "context" in each for each in data
+    ):
+        error = UserError(
+            "squad.flat_rows",
+            "found questions in data, allowed: articles with paragraphs.",
+            place=path,
+        )
+        raise error.followed_by(_ROWS)
     try:
         content = _File.model_validate(values)
     except pydantic.ValidationError:  # `validate` is slower, but has better error messages
