@@ -101,8 +101,9 @@ def check_byte_level(settings: Mapping[str, Any], spec: Spec, source: str) -> No
         if found != (None, "ByteLevel", True):
             raise UserError(
                 "tokenizer.class_differs",
-                "found {found}, but {tokenizer_class} replaces it by {expected}. If the model was "
-                "trained with this file, set tokenizer_class to PreTrainedTokenizerFast.",
+                "found {found}, but {tokenizer_class} in tokenizer_config.json replaces it by "
+                "{expected}. If the model was trained with this file, set tokenizer_class to "
+                "PreTrainedTokenizerFast.",
                 place=f"{source}: normalizer, pre_tokenizer",
                 found=shown([spec["normalizer"], spec["pre_tokenizer"]]),
                 tokenizer_class=settings[_CLASS],
