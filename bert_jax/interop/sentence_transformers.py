@@ -6,10 +6,9 @@
 
 import json
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pydantic
 from etils import epath
 
 from bert_jax.encoders.hf_format import Rules, dense
@@ -21,9 +20,16 @@ from bert_jax.interop.hf_checkpoint import CONFIG, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.hf_weights import TORCH_WEIGHTS, TorchFile
 from bert_jax.interop.safetensors_file import WEIGHTS, SafetensorsFile, write_safetensors
+from bert_jax.interop.sentence_transformers_sections import (
+    PACKAGE,
+    DenseModule,
+    ModelFile,
+    ModuleEntry,
+    TransformerModule,
+    VectorModule,
+)
 from bert_jax.interop.sources import MODULES, is_folder_name
 from bert_jax.model.section import HeadsSection, Pool, PoolingSection
-from bert_jax.section import Section
 from bert_jax.text import Tokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.train.state import ModelDefinition
@@ -36,7 +42,6 @@ _OLD_TRANSFORMERS: Final = tuple(
     f"sentence_{name}_config.json"
     for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-_PACKAGE: Final = "sentence_transformers."
 _STEPS: Final = ("Transformer", "Pooling", "Dense", "Normalize")
 _OPTIONAL: Final = ("Dense", "Normalize")
 _IDENTITY: Final = "torch.nn.modules.linear.Identity"
@@ -56,108 +61,6 @@ _MODE_KEYS: Final = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-
-
-class _Lenient(Section):
-    """A section that ignores unknown keys."""
-
-    model_config = pydantic.ConfigDict(extra="ignore")
-
-
-class _Module(_Lenient):
-    type: str
-    path: str = ""
-
-    @property
-    def name(self) -> str:
-        """``Pooling``. The full name of a class that sentence-transformers does not have."""
-        return self.type.rpartition(".")[2] if self.type.startswith(_PACKAGE) else self.type
-
-
-class _OnVectors(_Lenient):
-    """Settings of Dense and Normalize: the names of their input and output."""
-
-    module_input_name: Literal["sentence_embedding"] = "sentence_embedding"
-    module_output_name: Literal["sentence_embedding"] | None = None
-
-
-class _Dense(_OnVectors):
-    out_features: int = pydantic.Field(ge=1)
-    bias: bool = True
-    activation_function: str = "torch.nn.modules.activation.Tanh"
-    use_residual: bool = False
-
-
-class _Text(Section):
-    method: Literal["forward"]
-    method_output_name: Literal["last_hidden_state"] | tuple[Literal["last_hidden_state"]]
-
-
-class _Modalities(Section):
-    text: _Text
-
-
-class _Loading(Section):
-    """Arguments of `from_pretrained` that change no vector, except for rounding."""
-
-    trust_remote_code: bool = False
-    attn_implementation: str | None = None
-    add_pooling_layer: bool = True
-    dtype: str | None = None
-    torch_dtype: str | None = None
-    use_fast: bool = True
-    model_max_length: int | None = pydantic.Field(default=None, ge=4)
-
-
-class _Empty(Section):
-    """Settings that must not have a key."""
-
-
-class _Transformer(Section):
-    """The module's settings. A key with a literal type or None has one allowed value.
-
-    sentence-transformers refuses unknown keys, too.
-    """
-
-    max_seq_length: int | None = pydantic.Field(default=None, ge=4)
-    do_lower_case: bool = False
-    transformer_task: Literal["feature-extraction"] = "feature-extraction"
-    module_output_name: Literal["token_embeddings"] = "token_embeddings"
-    modality_config: _Modalities | None = None
-    model_args: _Loading = _Loading()
-    model_kwargs: _Loading = _Loading()
-    tokenizer_args: _Loading = _Loading()
-    processor_kwargs: _Loading = _Loading()
-    config_args: _Loading = _Loading()
-    config_kwargs: _Loading = _Loading()
-    processing_kwargs: _Empty = _Empty()
-    unpad_inputs: bool | None = None
-    query_length: None = None
-    document_length: None = None
-    query_expansion: None = None
-    tokenizer_name_or_path: None = None
-
-    @property
-    def longest(self) -> int | None:
-        """Longest text in tokens, or None if the tokenizer determines it."""
-        loading = (self.processor_kwargs, self.tokenizer_args)
-        given = next((each.model_max_length for each in loading if each.model_max_length), None)
-        return given or self.max_seq_length
-
-    @property
-    def half(self) -> str | None:
-        """Dtype in which sentence-transformers loads the weights, if it rounds them."""
-        loading = (self.model_kwargs, self.model_args)
-        named = {each.dtype or each.torch_dtype for each in loading}
-        return next((name for name in ("float16", "bfloat16") if name in named), None)
-
-
-class _Settings(_Lenient):
-    model_type: Literal["SentenceTransformer"] = "SentenceTransformer"
-    prompts: dict[str, str | None] = pydantic.Field(default_factory=dict)
-    default_prompt_name: str | None = None
-    similarity_fn_name: Literal["cosine", "dot"] | None = None
-    truncate_dim: int | None = pydantic.Field(default=None, ge=1)
 
 
 def is_sentence_transformers(directory: Path) -> bool:
@@ -189,7 +92,7 @@ def read_sentence_transformers(
     layer = _read_dense(directory / modules["Dense"]) if "Dense" in modules else None
     normalize = directory / modules["Normalize"] / CONFIG if "Normalize" in modules else None
     if normalize is not None and normalize.exists():
-        read_section(_OnVectors, epath.Path(normalize))
+        read_section(VectorModule, epath.Path(normalize))
     settings = _read_settings(directory / _PROMPTS, normalize=normalize is not None)
     model = read_hf(encoder, tokenizer=tokenizer)
     transformer = _read_transformer(encoder, model)
@@ -255,7 +158,7 @@ def write_sentence_transformers(directory: Path, model: tensor_conversion.Pretra
         settings["truncate_dim"] = how.dimensions
     _write(directory / _PROMPTS, settings)
     listed = [
-        {"idx": index, "name": str(index), "path": folder, "type": f"{_PACKAGE}models.{name}"}
+        {"idx": index, "name": str(index), "path": folder, "type": f"{PACKAGE}models.{name}"}
         for index, (name, folder) in enumerate(folders.items())
     ]
     _write(directory / MODULES, listed)
@@ -274,7 +177,7 @@ def _read_modules(directory: Path) -> dict[str, str]:
     except UserError as error:
         raise error if error.values.get("place") else error.with_place(str(path)) from None
     modules = [
-        validate(_Module, each, source=f"{path}: module {number}")
+        validate(ModuleEntry, each, source=f"{path}: module {number}")
         for number, each in enumerate(listed if isinstance(listed, list) else [listed])
     ]
     found = [module.name for module in modules]
@@ -341,7 +244,7 @@ def _rules(*, bias: bool) -> Rules:
 
 def _read_dense(directory: Path) -> _Projection:
     config = directory / CONFIG
-    found = validate(_Dense, read_json_object(epath.Path(config)), source=str(config))
+    found = validate(DenseModule, read_json_object(epath.Path(config)), source=str(config))
     for key, value, allowed in (
         ("activation_function", found.activation_function, _IDENTITY),
         ("use_residual", found.use_residual, False),
@@ -412,7 +315,7 @@ class _ModelSettings(NamedTuple):
 
 
 def _read_settings(path: Path, *, normalize: bool) -> _ModelSettings:
-    found = read_section(_Settings, epath.Path(path)) if path.exists() else _Settings()
+    found = read_section(ModelFile, epath.Path(path)) if path.exists() else ModelFile()
     prompts = {name: text or "" for name, text in found.prompts.items()}
     roles = (_QUERY, _PASSAGE)
     query, passage = (next(filter(None, map(prompts.get, names)), "") for names in roles)
@@ -459,9 +362,11 @@ def _transformer_file(directory: Path) -> Path | None:
     )
 
 
-def _read_transformer(directory: Path, model: tensor_conversion.Pretrained) -> _Transformer:
+def _read_transformer(directory: Path, model: tensor_conversion.Pretrained) -> TransformerModule:
     path = _transformer_file(directory)
-    found = _Transformer() if path is None else read_section(_Transformer, epath.Path(path))
+    found = (
+        TransformerModule() if path is None else read_section(TransformerModule, epath.Path(path))
+    )
     if found.do_lower_case and getattr(model.tokenizer, "lower_case", False) is not True:
         raise UserError(
             "import.lower_case",
@@ -472,7 +377,7 @@ def _read_transformer(directory: Path, model: tensor_conversion.Pretrained) -> _
 
 
 def _longest(
-    transformer: _Transformer, directory: Path, model: tensor_conversion.Pretrained
+    transformer: TransformerModule, directory: Path, model: tensor_conversion.Pretrained
 ) -> int:
     """Returns the longest text in tokens: the module's, else the tokenizer's, else the model's."""
     positions, limit = model.architecture.max_position_embeddings, transformer.longest

@@ -1,8 +1,8 @@
 """The SentencePiece model of google-research/albert, compared with its code and the library."""
 
 import json
-import unicodedata
 import shutil
+import unicodedata
 from pathlib import Path
 
 import pytest

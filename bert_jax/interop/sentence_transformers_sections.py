@@ -1,0 +1,118 @@
+"""Settings in the files of sentence-transformers. Other values are refused."""
+
+from typing import Final, Literal
+
+import pydantic
+
+from bert_jax.section import Section
+
+PACKAGE: Final = "sentence_transformers."
+"""Prefix of the types in ``modules.json``."""
+
+
+class _Lenient(Section):
+    """A section that ignores unknown keys."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+
+class ModuleEntry(_Lenient):
+    """One entry of ``modules.json``."""
+
+    type: str
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        """``Pooling``. The full name of a class that sentence-transformers does not have."""
+        return self.type.rpartition(".")[2] if self.type.startswith(PACKAGE) else self.type
+
+
+class VectorModule(_Lenient):
+    """Settings of Dense and Normalize: the names of their input and output."""
+
+    module_input_name: Literal["sentence_embedding"] = "sentence_embedding"
+    module_output_name: Literal["sentence_embedding"] | None = None
+
+
+class DenseModule(VectorModule):
+    """``config.json`` of Dense."""
+
+    out_features: int = pydantic.Field(ge=1)
+    bias: bool = True
+    activation_function: str = "torch.nn.modules.activation.Tanh"
+    use_residual: bool = False
+
+
+class _Text(Section):
+    method: Literal["forward"]
+    method_output_name: Literal["last_hidden_state"] | tuple[Literal["last_hidden_state"]]
+
+
+class _Modalities(Section):
+    text: _Text
+
+
+class _Loading(Section):
+    """Arguments of `from_pretrained` that change no vector, except for rounding."""
+
+    trust_remote_code: bool = False
+    attn_implementation: str | None = None
+    add_pooling_layer: bool = True
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    use_fast: bool = True
+    model_max_length: int | None = pydantic.Field(default=None, ge=4)
+
+
+class _Empty(Section):
+    """Settings that must not have a key."""
+
+
+class TransformerModule(Section):
+    """The module's settings. A key with a literal type or None has one allowed value.
+
+    sentence-transformers refuses unknown keys, too.
+    """
+
+    max_seq_length: int | None = pydantic.Field(default=None, ge=4)
+    do_lower_case: bool = False
+    transformer_task: Literal["feature-extraction"] = "feature-extraction"
+    module_output_name: Literal["token_embeddings"] = "token_embeddings"
+    modality_config: _Modalities | None = None
+    model_args: _Loading = _Loading()
+    model_kwargs: _Loading = _Loading()
+    tokenizer_args: _Loading = _Loading()
+    processor_kwargs: _Loading = _Loading()
+    config_args: _Loading = _Loading()
+    config_kwargs: _Loading = _Loading()
+    processing_kwargs: _Empty = _Empty()
+    unpad_inputs: bool | None = None
+    query_length: None = None
+    document_length: None = None
+    query_expansion: None = None
+    tokenizer_name_or_path: None = None
+
+    @property
+    def longest(self) -> int | None:
+        """Longest text in tokens, or None if the tokenizer determines it."""
+        loading = (self.processor_kwargs, self.tokenizer_args)
+        given = next((each.model_max_length for each in loading if each.model_max_length), None)
+        return given or self.max_seq_length
+
+    @property
+    def half(self) -> str | None:
+        """Dtype in which sentence-transformers loads the weights, if it rounds them."""
+        loading = (self.model_kwargs, self.model_args)
+        named = {each.dtype or each.torch_dtype for each in loading}
+        return next((name for name in ("float16", "bfloat16") if name in named), None)
+
+
+class ModelFile(_Lenient):
+    """``config_sentence_transformers.json``."""
+
+    model_type: Literal["SentenceTransformer"] = "SentenceTransformer"
+    prompts: dict[str, str | None] = pydantic.Field(default_factory=dict)
+    default_prompt_name: str | None = None
+    similarity_fn_name: Literal["cosine", "dot"] | None = None
+    truncate_dim: int | None = pydantic.Field(default=None, ge=1)
