@@ -49,11 +49,17 @@ def test_a_glue_directory_is_uploaded_once_and_read(cloud: Cloud, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("path", "target"), [("glue", "gs://b/glue"), ("gs://c/glue", "gs://c/glue"), ("tfds", "tfds")]
+    ("path", "target"), [("glue", "gs://b/glue"), ("gs://c/glue", "gs://c/glue")]
 )
 def test_missing_relative_paths_are_taken_from_the_bucket(path: str, target: str) -> None:
     task = {"kind": "glue", "name": "mrpc", "data": path}
     assert for_upload(task, "gs://b") == (task | {"data": target}, [])
+
+
+def test_tfds_is_refused_because_hosts_lack_it() -> None:
+    task = {"kind": "glue", "name": "mrpc", "data": "tfds"}
+    with refuses("submit.task_tfds", place="finetune.task.data", found="tfds"):
+        for_upload(task, "gs://b")
 
 
 def test_a_hub_table_does_not_use_the_bucket() -> None:

@@ -39,7 +39,7 @@ def overlap_f1(answer: str, prediction: str) -> float:
     words, found = normalize_answer(answer).split(), normalize_answer(prediction).split()
     same = sum((collections.Counter(words) & collections.Counter(found)).values())
     if not same:
-        return 0.0
+        return 0  # int, as in the script: from Python 3.12 on, `sum` rounds by type
     precision, recall = same / len(found), same / len(words)
     return 2 * precision * recall / (precision + recall)
 
