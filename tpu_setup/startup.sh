@@ -68,7 +68,7 @@ identify_host() {
     BERT_JAX_ATTEMPT=$(metadata attributes/bert-jax-attempt)
     id=$(metadata attributes/agent-worker-number)
     hosts=$(metadata attributes/worker-network-endpoints)
-    slice=$(metadata attributes/tpu-env | sed -n "s/^MEGASCALE_SLICE_ID: *'\{0,1\}\([0-9]*\)'\{0,1\} *$/\1/p")
+    slice=$(metadata attributes/tpu-env | sed -n "s/^MEGASCALE_SLICE_ID: *['\"]\{0,1\}\([^'\"[:space:]]*\).*/\1/p")
   else
     id=${TPU_WORKER_ID:-${JOB_COMPLETION_INDEX:-0}}
     hosts=${TPU_WORKER_HOSTNAMES:-}

@@ -6,6 +6,7 @@ from bert_jax.errors import UserError
 from bert_jax.launch.assignment import host_variables, variables
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.launcher import reservation_of
+from bert_jax.launch.run_process import NEVER_MET
 from bert_jax.parallel.accelerators import ACCELERATORS, Accelerator
 from bert_jax.parallel.topology import TpuTopology
 
@@ -32,9 +33,9 @@ _JOB_INDEX: Final = "metadata.labels['jobset.sigs.k8s.io/job-index']"
 def jobset(attempt: Attempt) -> dict[str, Any]:
     """Returns the JobSet manifest of an attempt.
 
-    If a run fails permanently (exit 1 or 2), the JobSet fails at once. If a pod ends for another
-    reason, such as a preemption, JobSet restarts all pods. Raises UserError if GKE has no such
-    machines, or a setting is missing.
+    If a run fails permanently (exit 1 or 2) or its hosts never meet, the JobSet fails at once. If a
+    pod ends for another reason, such as a preemption, JobSet restarts all pods. Raises UserError if
+    GKE has no such machines, or a setting is missing.
     """
     topology, submit = attempt.placement.topology, attempt.job.submit
     if topology is None or topology.accelerator.gke_slice is None:
@@ -55,7 +56,8 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
     hosts = topology.hosts(gke=True)
     exclusive = {_EXCLUSIVE: _POOL} if hosts > 1 else {}
     queue = {QUEUE: submit.queue} if submit.queue is not None else {}
-    permanent = {"onExitCodes": {"operator": "In", "values": [1, 2]}, "action": "FailJob"}
+    codes = {"operator": "In", "values": [1, 2, NEVER_MET]}
+    permanent = {"onExitCodes": codes, "action": "FailJob"}
     job = {
         "parallelism": hosts,
         "completions": hosts,

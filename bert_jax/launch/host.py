@@ -28,7 +28,7 @@ from bert_jax.launch.assignment import (
 from bert_jax.launch.heartbeat_reader import Hosts, read_hosts
 from bert_jax.launch.heartbeat_writer import HeartbeatWriter
 from bert_jax.launch.job import Ending
-from bert_jax.launch.run_process import RestartDecision, Restarts, RunProcess
+from bert_jax.launch.run_process import NEVER_MET, RestartDecision, Restarts, RunProcess
 from bert_jax.parallel.channel import INTERRUPTED, PEER_LOST
 from bert_jax.parallel.stop_signal import SignalPipe
 
@@ -54,9 +54,9 @@ class Agent:
     def run(self) -> int:
         """Runs to the end and returns the exit code.
 
-        0: done; 1 and 2: exit codes of the run; 3: stopped by a signal; 4: this machine, the
-        network or the bucket failed. If the run ended before a reboot, returns its exit code at
-        once.
+        0: done; 1 and 2: exit codes of the run; 3: stopped by a signal; 4: this machine or the
+        bucket failed; 5: the hosts never met. If the run ended before a reboot, returns its exit
+        code at once.
         """
         before = self._reports.status
         if before.state in ("done", "failed") and before.exit_code is not None:
@@ -74,7 +74,7 @@ class Agent:
             verdict = RestartDecision("failed", PEER_LOST, first_line(error))
         self._reports.say(f"{verdict.state}: {verdict.message}".rstrip(": "))
         # If the report has no exit code, the supervisor tries other machines.
-        exit_code = None if verdict.exit_code == PEER_LOST else verdict.exit_code
+        exit_code = None if verdict.exit_code in (PEER_LOST, NEVER_MET) else verdict.exit_code
         self._reports.update(state=verdict.state, exit_code=exit_code, message=verdict.message)
         return verdict.exit_code
 

@@ -8,6 +8,7 @@ They need no network. The rules are from these pages, read 2026-11:
 """
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -20,6 +21,12 @@ _ROLE: Final = "roles/storage.objectUser"
 _BOOT_DISK: Final = 100 * GIB  # disk of a Cloud TPU VM; the API cannot change its size
 _SYSTEM: Final = 10e9  # bytes of the system, our software and its caches
 _FILE_SYSTEM: Final = 1.05  # size of a disk per byte of files
+# Settings that each launcher ignores.
+_IGNORED: Final = {
+    "gke": ("network", "subnetwork", "external_address", "cloud_nat", "data_disk"),
+    "queued-resources": ("cluster", "namespace", "image", "data_disk_gb"),
+}
+_KUBERNETES_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def check_machines(job: Job) -> Iterator[PreflightFinding]:
@@ -33,8 +40,23 @@ def check_machines(job: Job) -> Iterator[PreflightFinding]:
             found=submit.queue,
         )
         yield wrong(error)
-    if submit.on != ("local",):
-        yield from _check_gke(job) if submit.launcher == "gke" else _check_queued(job)
+    if submit.on == ("local",):
+        return
+    if submit.reservation is not None and submit.provisioning != "reservation":
+        error = UserError(
+            "submit.reservation_unused",
+            'found "{found}" with submit.provisioning: {provisioning}, which does not use it. Set '
+            "submit.provisioning: reservation, or remove the name.",
+            place="submit.reservation",
+            found=submit.reservation,
+            provisioning=submit.provisioning,
+        )
+        yield wrong(error)
+    for name in _IGNORED[submit.launcher]:
+        if getattr(submit, name) != type(submit).model_fields[name].default:
+            line = f"submit.{name} has no effect with submit.launcher: {submit.launcher}"
+            yield PreflightFinding("warning", line)
+    yield from _check_gke(job) if submit.launcher == "gke" else _check_queued(job)
 
 
 def _check_queued(job: Job) -> Iterator[PreflightFinding]:
@@ -48,8 +70,10 @@ def _check_queued(job: Job) -> Iterator[PreflightFinding]:
             found=submit.cloud_nat,
         )
         yield wrong(error)
-    if submit.service_account is None:
+    if (account := submit.service_account) is None:
         yield _unset_account(job, "hosts use the project's default account")
+    elif "@" not in account:
+        yield _wrong_name("service_account", account, "an e-mail address")
     if submit.data_disk is None:
         return
     for placement in job.placements:
@@ -62,8 +86,16 @@ def _check_queued(job: Job) -> Iterator[PreflightFinding]:
 
 
 def _check_gke(job: Job) -> Iterator[PreflightFinding]:
-    if job.submit.service_account is None:
+    submit = job.submit
+    if submit.service_account is None:
         yield _unset_account(job, "pods use the host network and the account of their node pool")
+    for name, value in (
+        ("service_account", submit.service_account),
+        ("namespace", submit.namespace),
+        ("reservation", submit.reservation),
+    ):
+        if value is not None and _KUBERNETES_NAME.fullmatch(value) is None:
+            yield _wrong_name(name, value, "a name in Kubernetes: lowercase letters, digits, -")
     for placement in job.placements:
         topology, slices = placement.topology, placement.slices
         if topology is None or slices == 1 or topology.hosts(gke=True) > 1:
@@ -78,6 +110,17 @@ def _check_gke(job: Job) -> Iterator[PreflightFinding]:
             on=placement.on,
         )
         yield wrong(error, placement)
+
+
+def _wrong_name(name: str, found: str, allowed: str) -> PreflightFinding:
+    error = UserError(
+        "submit.name_form",
+        'found "{found}", allowed: {allowed}',
+        place=f"submit.{name}",
+        found=found,
+        allowed=allowed,
+    )
+    return wrong(error)
 
 
 def _unset_account(job: Job, instead: str) -> PreflightFinding:

@@ -33,6 +33,8 @@ MOST_UNCAUGHT: Final = 3
 MOST_MEETINGS: Final = 6
 """Maximum starts in a row that lose a peer before a step. Each start waits up to
 `mesh.distributed.timeout_seconds` (300) for its peers, so together they take half an hour."""
+NEVER_MET: Final = 5
+"""Exit code of the agent after `MOST_MEETINGS`. On GKE it ends the job; 4 restarts its pods."""
 
 
 class RunProcess:
@@ -176,7 +178,7 @@ class Restarts:
                     "mesh.distributed.coordinator_port between hosts, and that no host is missing. "
                     f"The last: {message}"
                 )
-                return RestartDecision("failed", PEER_LOST, line)
+                return RestartDecision("failed", NEVER_MET, line)
         elif code != INTERRUPTED:
             if ending.step in self._crash_steps:
                 step = ending.step

@@ -7,6 +7,7 @@ after another as child processes. Start reading at `_answers`.
 import json
 import math
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -59,6 +60,10 @@ def first_hour(config: RunConfig, file: str, *, console: Console) -> bool:
         UserError: a section of pretraining is missing, the configuration is for several processes,
             or the report cannot be written.
     """
+    # Like Ctrl-C, these signals also end the child, which would keep the TPU.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="bert_jax_first_hour_") as directory:
         trial, answers = _trial(config, Path(directory)), list[Answer]()
         for answer in _answers(trial, Path(directory)):
@@ -236,6 +241,8 @@ def _speeds(run_dir: Path) -> list[float]:
 
 
 def _falling(losses: Sequence[float]) -> Answer:
+    if len(losses) < 2:
+        return Answer("loss", "unknown", "one step shows no trend", _shown(losses))
     part = math.ceil(len(losses) / 4)
     first, last = statistics.fmean(losses[:part]), statistics.fmean(losses[-part:])
     text = f"mean {first:.4f} in the first quarter of {len(losses)} steps, {last:.4f} in the last"

@@ -18,6 +18,7 @@ from bert_jax.launch.job import Ending, HostStatus, JobFiles
 from bert_jax.launch.run_process import (
     COORDINATOR_GONE,
     MOST_MEETINGS,
+    NEVER_MET,
     MOST_UNCAUGHT,
     Restarts,
     RunProcess,
@@ -108,7 +109,7 @@ def test_a_host_stops_after_another_has_failed(
 
 def test_a_host_whose_peers_never_meet_gives_up(host: Host) -> None:
     """Without an exit code in the report, the supervisor requests other machines."""
-    assert host.run(*[(4, None)] * MOST_MEETINGS) == 4
+    assert host.run(*[(4, None)] * MOST_MEETINGS) == NEVER_MET
     assert (host.status.state, host.status.exit_code) == ("failed", None)
     assert host.status.message.startswith(f"{MOST_MEETINGS} starts in a row ")
     assert host.status.message.endswith(" because")
@@ -286,7 +287,7 @@ def test_meetings_without_a_step_have_a_limit() -> None:
     before += [restarts.judge(ending(4), peers_ready=False), restarts.judge(ending(3))]
     assert {verdict.state for verdict in before} == {"restarting"}
     verdict = restarts.judge(ending(4), saved=8)
-    assert (verdict.state, verdict.exit_code, verdict.pause) == ("failed", 4, None)
+    assert (verdict.state, verdict.exit_code, verdict.pause) == ("failed", NEVER_MET, None)
     assert verdict.message.startswith(f"{MOST_MEETINGS} starts in a row ")
     assert verdict.message.endswith(" said 4")
 

@@ -64,14 +64,34 @@ GKE = ("--launcher", "gke", "submit.image=i")
         (("--on", "v5e-4", *GKE, "--slices", "2"), "submit.slices_of_one_host", 2),
         (("--on", "v5e-4", "submit.external_address=false"), "submit.cloud_nat", False),
         (("--on", "v5e-4", "submit.queue=tpus"), "submit.queue", "tpus"),
+        (("--on", "v5e-4", "submit.service_account=hosts"), "submit.name_form", "hosts"),
+        (("--on", "v5e-4", *GKE, "submit.service_account=a@b"), "submit.name_form", "a@b"),
+        (("--on", "v5e-4", "--spot", "submit.reservation=r"), "submit.reservation_unused", "r"),
     ],
 )
 def test_settings_that_hosts_cannot_have_are_refused(
     options: tuple[str, ...], key: str, found: object
 ) -> None:
     line = refused("submit", BASE, *ON, *options, "--dry-run")
-    place = key.removesuffix("_of_one_host")
+    places = {
+        "submit.slices_of_one_host": "submit.slices",
+        "submit.name_form": "submit.service_account",
+        "submit.reservation_unused": "submit.reservation",
+    }
+    place = places.get(key, key)
     assert (line.key, line.values["place"], line.values["found"]) == (key, place, found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (*GKE, "submit.network=n", "submit.service_account=hosts"),
+        ("submit.data_disk_gb=20", "submit.service_account=a@b"),
+    ],
+)
+def test_a_setting_that_the_launcher_ignores_is_a_warning(options: tuple[str, ...]) -> None:
+    (line,) = _warnings(ok("submit", BASE, *ON, "--on", "v5e-4", *options, "--dry-run"))
+    assert options[-2].partition("=")[0] in line
 
 
 @pytest.mark.parametrize(
@@ -80,7 +100,6 @@ def test_settings_that_hosts_cannot_have_are_refused(
         ("--on", "v5e-8", *GKE, "--slices", "2", "submit.queue=tpus"),
         ("--on", "v5e-4", "--slices", "2"),  # the Cloud TPU API has no such rule
         ("--on", "v5e-4", "submit.external_address=false", "submit.cloud_nat=true"),
-        ("--on", "v5e-4", *GKE, "submit.external_address=false"),  # the node pool decides
     ],
 )
 def test_an_account_that_may_lack_the_bucket_is_a_warning(options: tuple[str, ...]) -> None:
@@ -88,7 +107,8 @@ def test_an_account_that_may_lack_the_bucket_is_a_warning(options: tuple[str, ..
     (line,) = _warnings(ok("submit", BASE, *options))
     assert "submit.service_account" in line
     assert "roles/storage.objectUser on gs://b-1" in line
-    assert _warnings(ok("submit", BASE, *options, "submit.service_account=a@b")) == []
+    account = "hosts" if "gke" in options else "a@b"
+    assert _warnings(ok("submit", BASE, *options, f"submit.service_account={account}")) == []
 
 
 def _warnings(said: str) -> list[str]:

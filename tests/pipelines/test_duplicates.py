@@ -193,7 +193,7 @@ def test_a_stopped_cleaning_resumes(
 def test_bad_files_are_skipped_and_listed(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (corpus / "text3.txt.gz").write_bytes(gzip.compress(b"the old mill .\n" * 5000)[:-30])
     (corpus / "text4.parquet").write_bytes(b"PAR1")
-    (corpus / "text5.txt").write_bytes(b"\xff\xfe")
+    (corpus / "text5.txt").write_bytes(b"\xff, the end .")
     (corpus / "text6.txt").write_text("x" * 3000)
     (corpus / "text7.txt").write_text("the dog .\n")
     with (corpus / "text1.jsonl").open("a") as file:
