@@ -1,6 +1,6 @@
 """Opens tokenizer directories of WordPiece, SentencePiece and the tokenizers library."""
 
-from typing import Any
+from typing import Any, Final
 
 from etils import epath
 
@@ -23,6 +23,9 @@ from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.vocabulary import PAD, find_special, read_vocabulary
 from bert_jax.text.wordpiece import MAX_WORD_CHARACTERS, VOCAB_FILE
 
+# Keys that transformers adds when it saves an export again. It keeps the hash of the old files, but
+# its own classes decide how the new ones are read.
+_SAVED_AGAIN: Final = frozenset(("backend", "is_local", "added_tokens_decoder"))
 MAX_BYTES = 128 << 20  # of tokenizer.json; the file of a vocabulary of 500,000 pieces has 35 MB
 _FLAGS = ("strip_accents", "tokenize_chinese_chars")
 _FILE_OF_TYPE = {
@@ -81,7 +84,7 @@ def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None)
     }[kind]
     tokenizer = open_kind(root, settings)
     recorded = settings.get("hash", tokenizer.hash)
-    if recorded != tokenizer.hash:
+    if recorded != tokenizer.hash and not _SAVED_AGAIN & settings.keys():
         found, wanted = differing(str(recorded), tokenizer.hash)
         raise UserError(
             "tokenizer.hash",

@@ -174,7 +174,7 @@ def test_every_verb_works_from_a_hugging_face_checkpoint(tmp_path: Path) -> None
     (place,) = np.flatnonzero(rows["input_ids"][0] == tokenizer.mask_token_id)
     with torch.no_grad():
         logits = theirs(**rows).logits[0, place, : len(tokenizer)]
-    best = tokenizer.convert_ids_to_tokens(logits.argmax().item())
+    best = tokenizer.decode(logits.argmax().item(), clean_up_tokenization_spaces=False)
     assert loaded.fill_mask(text).masks[0][0].piece == best
     rows = tokenizer("a dog twice", return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():

@@ -18,8 +18,8 @@ from bert_jax.launch.job import Ending, HostStatus, JobFiles
 from bert_jax.launch.run_process import (
     COORDINATOR_GONE,
     MOST_MEETINGS,
-    NEVER_MET,
     MOST_UNCAUGHT,
+    NEVER_MET,
     Restarts,
     RunProcess,
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.kernels import random_bits
 from bert_jax.kernels.random_bits import (
     column_factors,
     kept,
@@ -104,13 +105,17 @@ def test_every_bit_of_a_word_is_fair() -> None:
         assert abs(deviates) < SIGMAS, bit
 
 
-def test_composed_int32_products_give_the_same_mask() -> None:
+def test_composed_int32_products_give_the_same_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = jnp.arange(512, dtype=jnp.int32)
     down, across = (line_words(lines, seed)[:, None] for seed in tile_seeds(jax.random.key(4), ()))
     device = jax.sharding.AbstractDevice(device_kind="TPU v4", num_cores=1, platform="tpu")
     v4 = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(v4):
+        assert random_bits.composes_words()
+    assert not random_bits.composes_words()
     for rate in (0.1, 0.37, 0.999):
-        with jax.sharding.use_abstract_mesh(v4):
+        with monkeypatch.context() as patch:  # nothing runs on an abstract mesh
+            patch.setattr(random_bits, "composes_words", lambda: True)
             rows, columns = row_factors(down), column_factors(across.T, rate)
         assert [each.dtype for each in rows] == [jnp.float32, jnp.float32]
         whole = kept(row_factors(down), column_factors(across.T, rate))

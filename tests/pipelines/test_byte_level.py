@@ -79,11 +79,11 @@ def test_a_trained_tokenizer_makes_examples_and_masks_whole_words(tmp_path: Path
 
 def test_sentences_of_a_document_keep_the_space_between_them(tmp_path: Path) -> None:
     tokenizer = trained(tmp_path)
-    dataset = make(tmp_path, tmp_path / "tokenizer", length=400, kind="doc_sentences")
+    dataset = make(tmp_path, tmp_path / "tokenizer", length=600, kind="doc_sentences")
     lines = (tmp_path / "text.txt").read_text(encoding="utf-8").split("\n\n")
     ids = {tuple(tokenizer.encode(" ".join(document.split("\n")))) for document in lines}
     found = [tuple(e.input_ids[1:-1].tolist()) for e in dataset.__getitems__(range(len(dataset)))]
-    whole = [example for example in found if len(example) < 398]
+    whole = [example for example in found if len(example) < 598]
     assert whole
     assert ids.issuperset(whole)
 
