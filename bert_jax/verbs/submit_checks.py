@@ -16,6 +16,7 @@ from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.launcher import cloud_clients
 from bert_jax.launch.machine_checks import check_disk, check_machines
 from bert_jax.launch.preflight import PreflightFinding
+from bert_jax.train.schedule_segments import schedule_segments
 from bert_jax.verbs.watch import Confirm, Say
 
 
@@ -38,6 +39,7 @@ def checked_offline(prepared: PreparedJob, *, say: Say) -> PreparedJob:
     sizes: dict[str, tuple[int, int]] = {}
     if job.verb == "pretrain" and config.train is not None:
         sizes = dict(config.train.batch_sizes)
+        schedule_segments(config.train, config.optimizer)  # may raise, as on the hosts
     elif config.finetune is not None:
         sizes["finetune.batch_size"] = (config.finetune.batch_size, config.finetune.accumulation)
     findings = [

@@ -82,6 +82,12 @@ def test_settings_that_hosts_cannot_have_are_refused(
     assert (line.key, line.values["place"], line.values["found"]) == (key, place, found)
 
 
+def test_a_schedule_that_hosts_would_refuse_is_refused_here() -> None:
+    longer = "optimizer.warmup_steps=9999999"
+    line = refused("submit", BASE, *ON, "--on", "v5e-4", longer, "--dry-run")
+    assert (line.values["place"], line.values["found"]) == ("optimizer.warmup_steps", 9_999_999)
+
+
 @pytest.mark.parametrize(
     "options",
     [
