@@ -132,7 +132,7 @@ class SubmitSection(Section):
 
     @property
     def installed(self) -> Lock | None:
-        """The lock that hosts install. None: hosts use an image or the submitter's Python."""
+        """The lock that hosts install. Unset if hosts use an image or the submitter's Python."""
         if self.on == ("local",):
             return self.lock
         return "tpu" if self.launcher == "queued-resources" else None

@@ -159,12 +159,11 @@ def _load_wordpiece(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
 def _load_sentencepiece(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
     """Opens ``spiece.model``."""
     path, file = root / CONFIG_FILE, root / MODEL_FILE
-    lower_case, strip_accents = (
-        _lower_case(settings, path),
-        _flag(settings, path, "strip_accents"),
-    )
     return SentencePieceTokenizer(
-        read_bytes(file), lower_case=lower_case, strip_accents=strip_accents, source=str(file)
+        read_bytes(file),
+        lower_case=_lower_case(settings, path),
+        strip_accents=_flag(settings, path, "strip_accents"),
+        source=str(file),
     )
 
 

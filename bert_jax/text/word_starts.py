@@ -47,7 +47,7 @@ _CONTINUES[_SPACE, [_ALONE, _LETTER]] = True
 
 
 class _Piece(NamedTuple):
-    """What decides about the boundaries of a piece. `WordBounds` has an array of each field."""
+    """Properties that decide the boundaries of a piece. `WordBounds` has an array of each field."""
 
     first: int  # kind of the first character
     last: int  # kind of the last whole character that is not attached; if none, `_ATTACHED`

@@ -205,16 +205,16 @@ def _format(path: str, section: SourcesSection) -> str:
     suffix = bare_suffix(path)
     if suffix in _BY_SUFFIX:
         return _BY_SUFFIX[suffix]
-    signs = _BY_START if suffix == ".txt" else (*_BY_START, *_BY_START_OF_JSON)
-    with open_text(path) as file:
-        start = file.read(16)
-    found = next((name for sign, name in signs if start.startswith(sign)), "text")
-    if found not in ("text", "jsonl"):
-        return found
+    is_sound = True
     try:
         with open_text(path) as file:
             start = file.read(START_BYTES)
     except UserError:  # damaged after its start: the reader raises or skips it
-        return found
-    refuse_other_formats(path, suffix, start, expected=found)
+        is_sound = False
+        with open_text(path) as file:
+            start = file.read(16)
+    signs = _BY_START if suffix == ".txt" else (*_BY_START, *_BY_START_OF_JSON)
+    found = next((name for sign, name in signs if start.startswith(sign)), "text")
+    if is_sound and found in ("text", "jsonl"):
+        refuse_other_formats(path, suffix, start, expected=found)
     return found

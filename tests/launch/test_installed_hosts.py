@@ -139,7 +139,7 @@ def test_hosts_install_the_lock_and_train(
     assert facts == {name: lock[name] for name in facts}
 
     environment = dict(os.environ) | ONLINE
-    # Of the tests' own JAX.
+    # These variables are for the JAX of the tests.
     for name in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "TPU_LIBRARY_PATH"):
         environment.pop(name, None)
     environment |= {"BERT_JAX_HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")}
