@@ -45,9 +45,11 @@ _OLD_TRANSFORMERS: Final = tuple(
 _STEPS: Final = ("Transformer", "Pooling", "Dense", "Normalize")
 _OPTIONAL: Final = ("Dense", "Normalize")
 _IDENTITY: Final = "torch.nn.modules.linear.Identity"
-# Names of a prompt, in the order of `encode_document`. An empty "document" is a default.
-_QUERY: Final = ("query",)
-_PASSAGE: Final = ("document", "passage", "corpus")
+# The prompts of `encode_query` and `encode_document`. Every model has both, empty by default, so
+# `encode_document` never uses the other names that it lists.
+_QUERY: Final = "query"
+_PASSAGE: Final = "document"
+_UNREACHED: Final = ("passage", "corpus")
 _DEFAULT: Final = "default"  # our name of a prompt without a role
 _HEAD: Final = "embedding"  # our module with the parameters of Dense
 
@@ -144,7 +146,7 @@ def write_sentence_transformers(directory: Path, model: tensor_conversion.Pretra
         _write_dense(directory / folders["Dense"], model)
     length = model.heads.longest_text(model.architecture.max_position_embeddings)
     _write(directory / _TRANSFORMER, {"max_seq_length": length, "do_lower_case": False})
-    prompts = {_QUERY[0]: how.query_prefix, _PASSAGE[0]: how.passage_prefix}
+    prompts = {_QUERY: how.query_prefix, _PASSAGE: how.passage_prefix}
     if how.default_prefix and how.default_prefix not in prompts.values():
         prompts[_DEFAULT] = how.default_prefix
     default = next((name for name, text in prompts.items() if text == how.default_prefix), None)
@@ -316,24 +318,28 @@ class _ModelSettings(NamedTuple):
 
 def _read_settings(path: Path, *, normalize: bool) -> _ModelSettings:
     found = read_section(ModelFile, epath.Path(path)) if path.exists() else ModelFile()
-    prompts = {name: text or "" for name, text in found.prompts.items()}
-    roles = (_QUERY, _PASSAGE)
-    query, passage = (next(filter(None, map(prompts.get, names)), "") for names in roles)
-    # sentence-transformers adds these two names.
-    known = dict.fromkeys((_QUERY[0], _PASSAGE[0]), "") | prompts
+    prompts = {_QUERY: "", _PASSAGE: ""} | {key: text or "" for key, text in found.prompts.items()}
+    query, passage = prompts[_QUERY], prompts[_PASSAGE]
     name = found.default_prompt_name
-    if name is not None and name not in known:
+    if name is not None and name not in prompts:
         raise UserError(
             "import.default_prompt",
             'found "{found}", allowed: a name in prompts: {allowed}',
             place=f"{path}: default_prompt_name",
             found=f"{name:.60}",
-            allowed=list(known),
+            allowed=list(prompts),
         )
-    default = "" if name is None else known[name]
+    default = "" if name is None else prompts[name]
     notes, used = [], ("", query, passage, default)
     if others := sorted(name for name, text in prompts.items() if text not in used):
         notes.append(f"prompts not imported: {', '.join(others)}")
+    for name in _UNREACHED:
+        if name in others:
+            notes.append(
+                f'the prompt "{name}" is not used for passages, as in encode_document of '
+                f'sentence-transformers. Put "{prompts[name]}" before the texts, or name it '
+                f'"{_PASSAGE}" in {path.name}.'
+            )
     if default:
         notes.append(f'encode adds "{default}" to texts without a prompt (default_prompt_name)')
     if found.truncate_dim is not None:

@@ -146,7 +146,7 @@ DENSE = {
     "activation_function": "torch.nn.modules.linear.Identity",
 }
 PROMPTS = {
-    "prompts": {"query": QUERY, "passage": PASSAGE, "clustering": "w9 "},
+    "prompts": {"query": QUERY, "document": PASSAGE, "clustering": "w9 "},
     "default_prompt_name": "query",
 }
 
@@ -269,6 +269,7 @@ SETTINGS = {
     },
     "another prompt": {"prompts": {"sts": "w7 "}, "default_prompt_name": "sts"},
     "empty default": {"prompts": {"query": QUERY}, "default_prompt_name": "document"},
+    "empty document": {"prompts": {"query": QUERY, "document": "", "passage": PASSAGE}},
 }
 
 
@@ -290,6 +291,11 @@ def test_model_settings_equal_sentence_transformers_both_ways(
     ok("import", source, tmp_path / "run")
     model = bert_jax.load(tmp_path / "run")
     expected = reference.encode(TEXTS[:40])
+    for prompt, vectors in (
+        ("query", reference.encode_query(TEXTS[:40])),
+        ("passage", reference.encode_document(TEXTS[:40])),
+    ):
+        np.testing.assert_allclose(model.encode(TEXTS[:40], prompt=prompt), vectors, atol=1e-5)
     for found in (model.encode(TEXTS[:40]), bert_jax.load(source).encode(TEXTS[:40])):
         np.testing.assert_allclose(found, expected, atol=1e-5)
     ok("export", tmp_path / "run", tmp_path / "back")
@@ -299,6 +305,54 @@ def test_model_settings_equal_sentence_transformers_both_ways(
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:4]))
     ok("features", tmp_path / "run", tmp_path / "texts.txt", tmp_path / "v.npz")
     np.testing.assert_allclose(np.load(tmp_path / "v.npz")["vectors"], expected[:4], atol=1e-5)
+
+
+def prompts_in_use(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the texts that sentence-transformers puts before texts, queries and documents."""
+    found: list[str] = []
+    whole = model.preprocess
+
+    def preprocess(inputs: Any, prompt: str | None = None, **options: Any) -> Any:
+        found.append(prompt or "")
+        return whole(inputs, prompt=prompt, **options)
+
+    monkeypatch.setattr(model, "preprocess", preprocess)
+    for encode in (model.encode, model.encode_query, model.encode_document):
+        encode("w1")
+    return found
+
+
+def test_prompts_are_chosen_as_in_sentence_transformers(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, random = tmp_path / "model", np.random.default_rng(5)
+    shutil.copytree(published, copy)
+    names, refusals = ("query", "document", "passage", "corpus"), 0
+    for _ in range(60):
+        texts = {name: random.choice([None, "", f"{name}: ", "absent"]) for name in names}
+        content = {
+            "prompts": {name: text for name, text in texts.items() if text != "absent"},
+            "default_prompt_name": random.choice([None, *names]),
+        }
+        (copy / "config_sentence_transformers.json").write_text(json.dumps(content))
+        try:
+            expected = prompts_in_use(theirs(copy), monkeypatch)
+        except ValueError:  # the default prompt is missing
+            refusals += 1
+            with refuses("import.default_prompt", found=content["default_prompt_name"]):
+                bert_jax.load(copy)
+            continue
+        embedding = bert_jax.load(copy).heads.embedding
+        assert embedding is not None
+        assert expected == [
+            embedding.default_prefix,
+            embedding.query_prefix,
+            embedding.passage_prefix,
+        ], content
+    assert 0 < refusals < 20
+    content = {"prompts": {"document": "", "passage": PASSAGE}}
+    (copy / "config_sentence_transformers.json").write_text(json.dumps(content))
+    assert 'the prompt "passage" is not used' in ok("import", copy, tmp_path / "run")
 
 
 HARMLESS = {
