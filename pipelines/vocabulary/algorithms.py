@@ -20,7 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.text.library_tokenizer import SPELLINGS
 from bert_jax.text.sentence_piece import WORD_START
-from bert_jax.text.vocabulary import CLS, PAD, SEP, UNK, reserved_pieces
+from bert_jax.text.vocabulary import CLS, MASK, PAD, SEP, UNK, reserved_pieces
 from bert_jax.text.wordpiece import CONTINUATION, MAX_WORD_CHARACTERS
 
 _SENTENCEPIECE_OWN = frozenset("▁▅⁇\t")  # characters that SentencePiece reserves
@@ -224,7 +224,8 @@ def byte_spec(
 ) -> dict[str, Any]:
     """Returns the ``tokenizer.json`` of learned merges, after the special pieces and 256 bytes.
 
-    The unused slots are pieces of the vocabulary that no merge forms.
+    The unused slots are pieces of the vocabulary that no merge forms. The mask takes the spaces
+    before it, as in RoBERTa and ModernBERT, because the piece of a word begins with its space.
     """
     merges = list(merges)
     letters = [SPELLINGS[byte] for byte in range(BYTES)]
@@ -240,4 +241,9 @@ def byte_spec(
         special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
     )
     pipeline.post_processor = pair
-    return {**spec, "post_processor": json.loads(pipeline.to_str())["post_processor"]}
+    mask = {"id": ids[MASK], "content": MASK, "single_word": False, "lstrip": True}
+    return {
+        **spec,
+        "added_tokens": [{**mask, "rstrip": False, "normalized": False, "special": True}],
+        "post_processor": json.loads(pipeline.to_str())["post_processor"],
+    }
