@@ -14,8 +14,11 @@ from bert_jax.text.pipeline_file import Spec, pieces_of
 from bert_jax.text.special_rows import ROLE_SETTINGS
 
 ADDED_FILE: Final = "added_tokens.json"
-_DECODER: Final = "added_tokens_decoder"
-_LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
+DECODER: Final = "added_tokens_decoder"
+# The first list that is not empty counts. The last one is what special_tokens_map.json calls
+# additional_special_tokens; transformers 5 reads it after ``added_tokens.json``.
+LATE: Final = "additional_special_tokens of special_tokens_map.json"
+_LISTS: Final = ("extra_special_tokens", "additional_special_tokens", LATE)
 _FLAGS: Final = ("single_word", "lstrip", "rstrip")
 
 
@@ -36,15 +39,16 @@ def with_added_tokens(
     """
     held = {token["content"]: token for token in spec["added_tokens"]}
     special = [*_special(settings, source)]
-    if _DECODER in settings:
-        entries = settings[_DECODER]
+    if DECODER in settings:
+        entries = settings[DECODER]
         if not isinstance(entries, dict) or not all(is_whole(key) for key in entries):
-            raise _malformed(entries, f"{source}: {_DECODER}")
+            raise _malformed(entries, f"{source}: {DECODER}")
         for key, entry in entries.items():
-            token = _token(entry, int(key), special=False, place=f"{source}: {_DECODER}")
+            token = _token(entry, int(key), special=False, place=f"{source}: {DECODER}")
             held[token["content"]] = token
     else:
-        names = {_content(entry) for entry in special}
+        early = {name: value for name, value in settings.items() if name != LATE}
+        names = {_content(entry) for entry in _special(early, source)}
         for text, number in numbers.items():
             if not isinstance(number, int):
                 raise _malformed(number, f"{source}: {ADDED_FILE}")
@@ -87,8 +91,8 @@ def _special(settings: Mapping[str, Any], source: str) -> Iterator[Any]:
     for name, value in settings.items():
         if name.endswith("_token") and name not in ROLE_SETTINGS and _content(value) is not None:
             yield value
-    for name in _LISTS:
-        values = settings.get(name) or ()
+    for name in [name for name in _LISTS if settings.get(name)][:1]:
+        values = settings[name]
         if not isinstance(values, dict | list | tuple):
             raise _malformed(values, f"{source}: {name}")
         for value in values.values() if isinstance(values, dict) else values:

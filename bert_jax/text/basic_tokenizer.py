@@ -90,7 +90,12 @@ class WordSplitter:
     """
 
     def __init__(
-        self, *, lower_case: bool, strip_accents: bool | None = None, chinese: bool = True
+        self,
+        *,
+        lower_case: bool,
+        strip_accents: bool | None = None,
+        chinese: bool = True,
+        final_sigma: bool = True,
     ) -> None:
         """Creates a splitter. The defaults are the rules of google-research/bert.
 
@@ -98,10 +103,13 @@ class WordSplitter:
             lower_case: whether to lower-case text (google-research/bert's ``do_lower_case``).
             strip_accents: whether to drop accents. By default the value of ``lower_case``.
             chinese: whether to put spaces around CJK ideographs.
+            final_sigma: whether a capital sigma at the end of a word becomes ``ς``. In Hugging
+                Face's tokenizers it becomes ``σ``, as elsewhere in a word.
         """
         self.lower_case = lower_case
         self.strip_accents = lower_case if strip_accents is None else strip_accents
         self.chinese = chinese
+        self.final_sigma = final_sigma or not lower_case
         self._folds = lower_case or self.strip_accents
         self._whole = _ByCharacter(self._whole_rule)
         self._clean = _ByCharacter(self._clean_rule)
@@ -114,6 +122,8 @@ class WordSplitter:
         """
         if text.isascii() and text.isprintable():
             return _ASCII_WORD.findall(text.lower() if self.lower_case else text)
+        if not self.final_sigma:
+            text = text.replace("Σ", "σ")
         if self._folds and _NEEDS_CONTEXT.search(text):
             return self._fold(text.translate(self._clean)).translate(self._punctuation).split()
         return text.translate(self._whole).split()

@@ -3,11 +3,9 @@
 Source: `BertTokenizer` in Hugging Face transformers, `tokenization_bert.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-from bert_jax.errors import UserError
-from bert_jax.files.read import shown
 from bert_jax.text.pipeline_file import Roles, Spec
 from bert_jax.text.vocabulary import SPECIAL_PIECES, UNK, in_order_of_ids
 from bert_jax.text.wordpiece import CONTINUATION, WordPieceTokenizer
@@ -20,53 +18,41 @@ BERT_CLASSES: Final = (
 )
 """Classes of tokenizers that build BERT's pipeline from the vocabulary and the settings."""
 _PRE_TOKENIZER: Final = {"type": "BertPreTokenizer"}
-# Settings of the class, with their defaults, by their names in the normalizer.
-_SETTINGS: Final = {
-    "lowercase": ("do_lower_case", True),
-    "strip_accents": ("strip_accents", None),
-    "handle_chinese_chars": ("tokenize_chinese_chars", True),
-}
+_FLAGS: Final = ("lowercase", "strip_accents", "handle_chinese_chars")
 
 
-def bert_pipeline(
-    pieces: Sequence[str],
+def bert_parts(
+    vocabulary: Mapping[str, int],
     *,
     lower_case: bool,
     strip_accents: bool | None,
     chinese: bool,
     longest: int,
-    roles: Sequence[str],
+    unknown: str | None,
 ) -> dict[str, Any]:
-    """Returns the content of the ``tokenizer.json`` of a ``vocab.txt``.
+    """Returns the parts of a ``tokenizer.json`` that determine the ids of BERT's pipeline.
 
-    A word with more than `longest` characters is unknown. `roles` are the special pieces, in the
-    order of `SpecialIds`, and occur among the pieces.
+    A word with more than `longest` characters has the id of the piece `unknown`.
     """
-    ids = {piece: number for number, piece in enumerate(pieces)}
-    _, unknown, cls, sep, _ = roles
     return {
         "normalizer": _normalizer(lower_case, strip_accents, chinese),
         "pre_tokenizer": _PRE_TOKENIZER,
         "decoder": {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True},
-        "model": _model(unknown, longest) | {"vocab": ids},
-        "post_processor": {
-            "type": "BertProcessing",
-            "sep": [sep, ids[sep]],
-            "cls": [cls, ids[cls]],
-        },
+        "model": _model(unknown, longest) | {"vocab": vocabulary},
     }
 
 
 def own_wordpiece(
-    spec: Spec, roles: Roles, separators: int, *, source: str
+    spec: Spec, roles: Roles, separators: int, *, final_sigma: bool, source: str
 ) -> WordPieceTokenizer | None:
     """Returns our own tokenizer if it runs every part of a pipeline, otherwise None.
 
+    For `final_sigma` see `WordSplitter`.
     `spec` is complete, as the library writes it. It has no part beside those compared here: the
     caller has read the rows of the post-processor, and the decoder changes no ids.
     """
     model, normalizer = spec["model"], spec["normalizer"] or {}
-    flags: list[Any] = [normalizer.get(name) for name in _SETTINGS]
+    flags: list[Any] = [normalizer.get(name) for name in _FLAGS]
     longest = model.get("max_input_chars_per_word")
     parts = {name: value for name, value in model.items() if name != "vocab"}
     if (
@@ -84,57 +70,9 @@ def own_wordpiece(
         strip_accents=flags[1],
         chinese=flags[2],
         max_word_characters=longest,
+        final_sigma=final_sigma,
         source=source,
     )
-
-
-def check_bert_class(settings: Mapping[str, Any], spec: Spec, *, named: bool, source: str) -> None:
-    """Raises UserError if a pipeline differs from the pipeline that BERT's class builds.
-
-    Args:
-        settings: content of ``tokenizer_config.json``.
-        spec: complete pipeline of ``tokenizer.json``.
-        named: whether the settings name a class of `BERT_CLASSES`. Its defaults count then.
-        source: name of the file in errors.
-    """
-    normalizer = spec["normalizer"] or {}
-    if named:
-        kinds = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer"}
-        for part, kind in kinds.items():
-            found = spec[part] and spec[part]["type"]
-            if found != kind:
-                raise UserError(
-                    "tokenizer.class_differs",
-                    "found {found}, but {tokenizer_class} in tokenizer_config.json replaces it by "
-                    "{expected}. If the model was trained with this file, set tokenizer_class to "
-                    "PreTrainedTokenizerFast.",
-                    place=f"{source}: {part}",
-                    found=shown(found),
-                    tokenizer_class=settings.get("tokenizer_class"),
-                    expected=kind,
-                )
-    if normalizer.get("type") != "BertNormalizer":
-        return
-    for name, (setting, default) in _SETTINGS.items():
-        there = settings.get(setting)
-        if there is None and not named:
-            continue
-        here, there = normalizer.get(name), default if there is None else there
-        if here != there and (name != "strip_accents" or _strips(here, normalizer, there)):
-            raise UserError(
-                "tokenizer.settings_differ",
-                "{name} is {found} here and {expected} in tokenizer_config.json",
-                place=source,
-                name=setting,
-                found=here,
-                expected=there,
-            )
-
-
-def _strips(here: bool | None, normalizer: Mapping[str, Any], there: bool | None) -> bool:
-    """Returns whether two values of `strip_accents` differ. None stands for ``lowercase``."""
-    lower_case = normalizer.get("lowercase")
-    return (lower_case if here is None else here) != (lower_case if there is None else there)
 
 
 def _normalizer(lower_case: Any, strip_accents: Any, chinese: Any) -> dict[str, Any]:
@@ -147,7 +85,7 @@ def _normalizer(lower_case: Any, strip_accents: Any, chinese: Any) -> dict[str, 
     }
 
 
-def _model(unknown: str, longest: Any) -> dict[str, Any]:
+def _model(unknown: str | None, longest: Any) -> dict[str, Any]:
     return {
         "type": "WordPiece",
         "unk_token": unknown,

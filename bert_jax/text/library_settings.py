@@ -1,7 +1,8 @@
 """Settings of Hugging Face's tokenizers that change ids: honoured or refused.
 
-``tokenizer_config.json`` names a class. Some classes replace parts of the pipeline by their own,
-others run code that no file describes. Source: the classes in Hugging Face transformers 4 and 5.
+``tokenizer_config.json`` names a class, or the model's type in ``config.json`` stands for one. Some
+classes run code that no file describes. Source: Hugging Face transformers 4 and 5, with
+`TOKENIZER_MAPPING_NAMES` in `tokenization_auto.py`.
 """
 
 from collections.abc import Mapping
@@ -11,9 +12,10 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object, shown
-from bert_jax.text.bert_files import BERT_CLASSES
-from bert_jax.text.pipeline_file import Spec
-from bert_jax.text.special_rows import ROLE_SETTINGS, adds_special
+from bert_jax.text.added_tokens import DECODER, LATE
+from bert_jax.text.class_pipelines import FAMILIES
+from bert_jax.text.pipeline_file import Spec, parts_of
+from bert_jax.text.special_rows import adds_special
 from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 
@@ -21,36 +23,71 @@ SPECIAL_FILE: Final = "special_tokens_map.json"
 _MODEL_CONFIG: Final = "config.json"
 _CLASS: Final = "tokenizer_class"
 _GENERIC: Final = ("PreTrained", "TokenizersBackend")  # they run tokenizer.json as it is
-_BYTE_LEVEL: Final = ("Bart", "Longformer", "Roberta")
-_UNIGRAM: Final = ("Albert", "Camembert", "XLMRoberta")
+_OF_TYPE: Final = {
+    **dict.fromkeys(("bert", "convbert", "distilbert", "electra", "layoutlm", "lxmert"), "Bert"),
+    **dict.fromkeys(("megatron-bert", "mobilebert", "nomic_bert", "qdqbert", "retribert"), "Bert"),
+    **dict.fromkeys(("squeezebert", "visual_bert"), "Bert"),
+    **dict.fromkeys(("bart", "data2vec-text", "ibert", "lilt", "longformer", "mega"), "Roberta"),
+    **dict.fromkeys(("mra", "roberta", "roberta-prelayernorm"), "Roberta"),
+    **dict.fromkeys(("gte", "jina_embeddings_v3", "xlm-roberta", "xmod"), "XLMRoberta"),
+    **dict.fromkeys(("albert", "yoso"), "Albert"),
+    "camembert": "Camembert",
+    "dpr": "DPRQuestionEncoder",
+    # Classes that we do not implement.
+    **{"bert-generation": "BertGeneration", "bert-japanese": "BertJapanese"},
+    **{"bertweet": "Bertweet", "deberta": "Deberta", "deberta-v2": "DebertaV2"},
+    **{"flaubert": "Flaubert", "funnel": "Funnel", "herbert": "Herbert", "mpnet": "MPNet"},
+    **{"phobert": "Phobert", "rembert": "RemBert", "roc_bert": "RoCBert"},
+    **{"splinter": "Splinter", "xlm": "XLM"},
+}
 # Settings that would change ids or rows, with the only value that we implement.
 _FIXED: Final[dict[str, Any]] = {
     "do_basic_tokenize": True,
     "do_subword_tokenize": True,
     "clean_text": True,
     "split_special_tokens": False,
+    "padding_side": "right",
     "truncation_side": "right",
+}
+# Settings of BERT's classes, by their names in the normalizer.
+_OF_NORMALIZER: Final = {
+    "lowercase": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
 }
 
 
 def read_settings(root: epath.Path) -> dict[str, Any]:
     """Returns the settings of a directory, merged.
 
-    Settings in ``tokenizer_config.json`` override ``special_tokens_map.json``. Without a class of
-    the tokenizer, ``config.json`` may name it.
+    As in transformers, ``special_tokens_map.json`` overrides ``tokenizer_config.json``, unless the
+    latter lists the added tokens. If neither names a class, ``config.json`` may name it, or the
+    type of the model.
     """
     merged: dict[str, Any] = {}
-    for name in (SPECIAL_FILE, CONFIG_FILE):
-        if (root / name).exists():
-            merged |= read_json_object(root / name)
+    if (root / CONFIG_FILE).exists():
+        merged = read_json_object(root / CONFIG_FILE)
+    if (root / SPECIAL_FILE).exists() and DECODER not in merged:
+        special = read_json_object(root / SPECIAL_FILE)
+        merged[LATE] = special.pop("additional_special_tokens", None)
+        merged |= special
     if merged.get(_CLASS) is None and (root / _MODEL_CONFIG).exists():
-        merged[_CLASS] = read_json_object(root / _MODEL_CONFIG).get(_CLASS)
+        config = read_json_object(root / _MODEL_CONFIG)
+        merged[_CLASS] = config.get(_CLASS)
+        if merged[_CLASS] is None and (stem := _OF_TYPE.get(str(config.get("model_type")))):
+            merged[_CLASS] = f"{stem}Tokenizer"
     return merged
 
 
-def is_bert(settings: Mapping[str, Any]) -> bool:
-    """Returns whether the settings name a class that builds BERT's pipeline."""
-    return _stem(settings) in BERT_CLASSES
+def stem_of(settings: Mapping[str, Any]) -> str | None:
+    """Returns the name of the class without its endings: ``BertTokenizerFast`` -> ``Bert``.
+
+    Our own files have ``type``, and name no class that counts.
+    """
+    found = settings.get(_CLASS)
+    if found is None or "type" in settings:
+        return None
+    return str(found).removesuffix("Fast").removesuffix("Tokenizer")
 
 
 def check_settings(settings: Mapping[str, Any], root: epath.Path, *, pipeline: bool) -> None:
@@ -58,8 +95,8 @@ def check_settings(settings: Mapping[str, Any], root: epath.Path, *, pipeline: b
 
     `pipeline` is whether the directory has a ``tokenizer.json``, or RoBERTa's two files.
     """
-    stem = _stem(settings)
-    known = (*BERT_CLASSES, *_GENERIC, *_UNIGRAM, *(_BYTE_LEVEL if pipeline else ()))
+    stem = stem_of(settings)
+    known = [*_GENERIC, *(name for name, each in FAMILIES.items() if pipeline or each.slow)]
     if stem is not None and stem not in known:
         raise UserError(
             "tokenizer.class",
@@ -78,7 +115,7 @@ def check_settings(settings: Mapping[str, Any], root: epath.Path, *, pipeline: b
 
 def check_rows(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
     """Raises UserError if Hugging Face writes rows without special pieces."""
-    if "type" in settings or _stem(settings) not in _GENERIC:
+    if "type" in settings or stem_of(settings) not in _GENERIC:
         return
     changed = [name for name in ("add_bos_token", "add_eos_token") if name in settings]
     if changed or not adds_special(spec):
@@ -93,48 +130,27 @@ def check_rows(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
         )
 
 
-def check_byte_level(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
-    """Raises UserError if a byte-level pipeline differs from the pipeline that its class builds."""
-    part = spec["pre_tokenizer"] or {}
-    if _stem(settings) in _BYTE_LEVEL:
-        found = spec["normalizer"], part.get("type"), part.get("use_regex", True)
-        if found != (None, "ByteLevel", True):
+def check_flags(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
+    """Raises UserError if a setting contradicts the pipeline of a file that no class replaces."""
+    if stem_of(settings) in FAMILIES:
+        return
+    here = {**(spec["normalizer"] or {})}
+    named = dict(_OF_NORMALIZER) if here.get("type") == "BertNormalizer" else {}
+    for part in parts_of(spec["pre_tokenizer"], "pretokenizers"):
+        if part.get("type") == "ByteLevel":
+            here |= part
+            named["add_prefix_space"] = "add_prefix_space"
+    for name, setting in named.items():
+        there = settings.get(setting)
+        if there is not None and here.get(name) != there:
             raise UserError(
-                "tokenizer.class_differs",
-                "found {found}, but {tokenizer_class} in tokenizer_config.json replaces it by "
-                "{expected}. If the model was trained with this file, set tokenizer_class to "
-                "PreTrainedTokenizerFast.",
-                place=f"{source}: normalizer, pre_tokenizer",
-                found=shown([spec["normalizer"], spec["pre_tokenizer"]]),
-                tokenizer_class=settings[_CLASS],
-                expected="ByteLevel alone",
+                "tokenizer.settings_differ",
+                "{name} is {found} here and {expected} in tokenizer_config.json",
+                place=source,
+                name=setting,
+                found=here.get(name),
+                expected=there,
             )
-    here, there = part.get("add_prefix_space"), settings.get("add_prefix_space")
-    if part.get("type") == "ByteLevel" and there is not None and here != there:
-        raise UserError(
-            "tokenizer.settings_differ",
-            "{name} is {found} here and {expected} in tokenizer_config.json",
-            place=source,
-            name="add_prefix_space",
-            found=here,
-            expected=there,
-        )
-
-
-def roles_of_bert(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the special pieces of a ``vocab.txt``, in the order of `SpecialIds`."""
-    named = [settings.get(name) for name in ROLE_SETTINGS]
-    named = [each.get("content") if isinstance(each, dict) else each for each in named]
-    return [
-        name if isinstance(name, str) else usual
-        for name, usual in zip(named, SPECIAL_PIECES, strict=True)
-    ]
-
-
-def _stem(settings: Mapping[str, Any]) -> str | None:
-    """Returns the name of the class without its endings: ``BertTokenizerFast`` -> ``Bert``."""
-    found = settings.get(_CLASS)
-    return None if found is None else str(found).removesuffix("Fast").removesuffix("Tokenizer")
 
 
 def _setting(root: epath.Path, name: str, found: Any, allowed: str) -> UserError:

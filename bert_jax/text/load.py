@@ -8,17 +8,13 @@ from bert_jax.errors import UserError, did_you_mean, differing
 from bert_jax.files.read import read_bytes, read_json_object, shown
 from bert_jax.text import library_settings, pipeline_file
 from bert_jax.text.added_tokens import ADDED_FILE, with_added_tokens
-from bert_jax.text.bert_files import (
-    LIBRARY_WORD_CHARACTERS,
-    bert_pipeline,
-    check_bert_class,
-    own_wordpiece,
-)
+from bert_jax.text.bert_files import LIBRARY_WORD_CHARACTERS, bert_parts, own_wordpiece
+from bert_jax.text.class_pipelines import FAMILIES, as_class, rows_of, with_defaults
 from bert_jax.text.library_tokenizer import PIPELINE_FILE, LibraryTokenizer
-from bert_jax.text.pipeline_file import Spec
+from bert_jax.text.pipeline_file import Roles, Spec
 from bert_jax.text.roberta_files import MERGES_FILE, read_roberta_files
 from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
-from bert_jax.text.special_rows import find_roles, find_separators
+from bert_jax.text.special_rows import ROLE_SETTINGS, content_of, find_roles, find_separators
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.vocabulary import PAD, find_special, read_vocabulary
 from bert_jax.text.wordpiece import MAX_WORD_CHARACTERS, VOCAB_FILE
@@ -107,16 +103,13 @@ def _load_pipeline(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
     found = read_json_object(path, limit=MAX_BYTES)
     if pipeline_file.model_of(found, str(path))["type"] == "WordPiece":
         found = pipeline_file.complete(found, str(path))
-    elif "type" not in settings:  # the library checks the types of all parts
-        pipeline_file.open_pipeline(found, str(path))
     spec = pipeline_file.check_spec(found, str(path))
+    if "type" not in settings:  # the library checks the types of all parts
+        pipeline_file.open_pipeline(spec, str(path))
     pipeline_file.marks_of(spec, str(path))  # no setting helps against a foreign pre-tokenizer
+    library_settings.check_flags(settings, spec, str(path))
     if spec["model"]["type"] == "WordPiece":
-        named = library_settings.is_bert(settings)
-        check_bert_class(settings, spec, named=named, source=str(path))
         _check_beside(root / VOCAB_FILE, spec, path)
-    else:
-        library_settings.check_byte_level(settings, spec, str(path))
     return _choose(spec, settings, root, source=str(path))
 
 
@@ -140,19 +133,22 @@ def _load_wordpiece(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
     longest = settings.get("max_word_characters", MAX_WORD_CHARACTERS)
     if not isinstance(longest, int) or longest < 1:
         raise _wrong(path, "max_word_characters", shown(longest), "1 or more")
-    if "type" not in settings and library_settings.is_bert(settings):
+    if library_settings.stem_of(settings) in FAMILIES:
         longest = LIBRARY_WORD_CHARACTERS
-    roles = library_settings.roles_of_bert(settings)
+    named = with_defaults(settings, "Bert")
+    roles = [content_of(named[name], f"{path}: {name}") or "" for name in ROLE_SETTINGS]
     lower_case, pieces = _lower_case(settings, path), read_vocabulary(file)
     find_special(pieces, str(file), pieces=roles)
-    content = bert_pipeline(
-        pieces,
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    content = bert_parts(
+        ids,
         lower_case=lower_case,
         strip_accents=strip_accents,
         chinese=chinese is not False,
         longest=longest,
-        roles=roles,
+        unknown=roles[1],
     )
+    content["post_processor"] = rows_of(Roles(*roles), ids, separators=1)
     return _choose(pipeline_file.check_spec(content, str(file)), settings, root, source=str(file))
 
 
@@ -169,14 +165,19 @@ def _load_sentencepiece(root: epath.Path, settings: dict[str, Any]) -> Tokenizer
 
 def _choose(spec: Spec, settings: dict[str, Any], root: epath.Path, *, source: str) -> Tokenizer:
     """Returns our own WordPiece if it runs the whole pipeline, otherwise the library's."""
-    added = root / ADDED_FILE
+    stem, added = library_settings.stem_of(settings), root / ADDED_FILE
+    settings = with_defaults(settings, stem)
     numbers = read_json_object(added) if added.exists() else {}
     spec = with_added_tokens(spec, settings, numbers, source=source)
     roles = find_roles(settings, spec, source)
     library_settings.check_rows(settings, spec, source)
     separators = find_separators(settings, spec, roles, source)
+    spec = as_class(stem, settings, spec, roles, separators, source=source)
     if spec["model"]["type"] == "WordPiece":
-        own = own_wordpiece(spec, roles, separators, source=source)
+        # google-research/bert follows Python's rule, and the library another one.
+        ours = "type" in settings or (stem is None and not (root / PIPELINE_FILE).exists())
+        final = ours and settings.get("final_sigma") is not False
+        own = own_wordpiece(spec, roles, separators, final_sigma=final, source=source)
         if own is not None:
             return own
     return LibraryTokenizer(spec, roles=roles, separators=separators, source=source)

@@ -143,7 +143,9 @@ def open_pipeline(spec: Spec, source: str) -> tokenizers.Tokenizer:
     """Opens a pipeline. Raises UserError at `source` if the library refuses it."""
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
-    except Exception as error:  # the library raises Exception itself
+    except BaseException as error:  # Exception itself, or a panic of Rust
+        if not isinstance(error, Exception) and "Panic" not in type(error).__name__:
+            raise
         raise UserError(
             "tokenizer.unreadable",
             "the tokenizers library cannot read it ({reason})",

@@ -46,7 +46,7 @@ def find_roles(settings: Mapping[str, Any], spec: Spec, source: str) -> Roles:
     pieces, found = pieces_of(spec), dict[str, str | None]()
     processed = _processor_roles(spec)
     for role, names in _SETTINGS.items():
-        values = (_content(settings.get(name), f"{source}: {name}") for name in names)
+        values = (content_of(settings.get(name), f"{source}: {name}") for name in names)
         named = next((value for value in values if value is not None), None)
         usual = (spelling[role] for spelling in _CONVENTIONS if spelling[role] in pieces)
         found[role] = named or processed.get(role) or next(usual, None)
@@ -134,7 +134,8 @@ def _processor_roles(spec: Spec) -> dict[str, str]:
     return {}
 
 
-def _content(value: Any, place: str) -> str | None:
+def content_of(value: Any, place: str) -> str | None:
+    """Returns the text of a special piece in the settings. Raises UserError for other types."""
     if isinstance(value, dict):
         value = value.get("content")
     if value is None or isinstance(value, str):

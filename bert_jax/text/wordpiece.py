@@ -39,6 +39,7 @@ class WordPieceTokenizer(Tokenizer):
         strip_accents: bool | None = None,
         chinese: bool = True,
         max_word_characters: int = MAX_WORD_CHARACTERS,
+        final_sigma: bool = True,
         source: str = VOCAB_FILE,
     ) -> None:
         """Creates a tokenizer from distinct pieces in the order of ids.
@@ -51,8 +52,12 @@ class WordPieceTokenizer(Tokenizer):
         )
         self.chinese, self.max_word_characters = chinese, max_word_characters
         self._splitter = WordSplitter(
-            lower_case=lower_case, strip_accents=strip_accents, chinese=chinese
+            lower_case=lower_case,
+            strip_accents=strip_accents,
+            chinese=chinese,
+            final_sigma=final_sigma,
         )
+        self.final_sigma = self._splitter.final_sigma
         self.is_continuation = np.array(
             [piece.startswith(CONTINUATION) for piece in self._vocabulary], dtype=np.bool_
         )
@@ -75,13 +80,8 @@ class WordPieceTokenizer(Tokenizer):
 
         A longer word that begins with a new word also begins with its piece.
         """
-        return WordPieceTokenizer(
-            [*self._vocabulary, *words],
-            lower_case=self.lower_case,
-            strip_accents=self.strip_accents,
-            chinese=self.chinese,
-            max_word_characters=self.max_word_characters,
-        )
+        rebuild, _ = self.__reduce__()
+        return rebuild([*self._vocabulary, *words])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns text with joined continuations, without padding or spaces before punctuation."""
@@ -100,11 +100,13 @@ class WordPieceTokenizer(Tokenizer):
         }
         if self.max_word_characters != MAX_WORD_CHARACTERS:
             settings["max_word_characters"] = self.max_word_characters
+        if not self.final_sigma:
+            settings["final_sigma"] = False
         self._write(directory, VOCAB_FILE, vocabulary.encode("utf-8"), settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the vocabulary and the settings without the cache, for worker processes."""
-        settings = ("lower_case", "strip_accents", "chinese", "max_word_characters")
+        settings = ("lower_case", "strip_accents", "chinese", "max_word_characters", "final_sigma")
         rebuild = functools.partial(type(self), **{name: getattr(self, name) for name in settings})
         return rebuild, (self._vocabulary,)
 
@@ -172,5 +174,7 @@ def _hash(vocabulary: Sequence[str], splitter: WordSplitter, *, longest: int) ->
     }
     if longest != MAX_WORD_CHARACTERS:  # hashes of earlier versions stay
         settings["max_word_characters"] = longest
+    if not splitter.final_sigma:
+        settings["final_sigma"] = False
     content = json.dumps([settings, list(vocabulary)], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(content.encode("ascii")).hexdigest()

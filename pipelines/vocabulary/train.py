@@ -150,7 +150,10 @@ def sample_text(section: VocabSection) -> list[str]:
 
 def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
     splitter = WordSplitter(
-        lower_case=section.lower_case, strip_accents=section.strip_accents, chinese=section.chinese
+        lower_case=section.lower_case,
+        strip_accents=section.strip_accents,
+        chinese=section.chinese,
+        final_sigma=False,  # as in the exported tokenizer.json
     )
     words = Counter(word for line in lines for word in splitter.split(line))
     lines.clear()  # frees memory: training needs only the counts
@@ -167,6 +170,7 @@ def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
         lower_case=section.lower_case,
         strip_accents=section.strip_accents,
         chinese=section.chinese,
+        final_sigma=False,
     )
 
 

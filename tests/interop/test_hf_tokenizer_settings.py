@@ -175,7 +175,7 @@ def fast(directory: Path, change: dict[str, Any], **settings: Any) -> Path:
 
 def test_a_class_that_replaces_parts_of_the_file_is_refused(tmp_path: Path) -> None:
     split = {"pre_tokenizer": {"type": "WhitespaceSplit"}}
-    with refuses("tokenizer.class_differs", found='"WhitespaceSplit"'):
+    with refuses("tokenizer.class_differs", found='{"type": "WhitespaceSplit"}'):
         load_tokenizer(fast(tmp_path / "a", split))
     generic = load_tokenizer(
         fast(tmp_path / "b", split, tokenizer_class="PreTrainedTokenizerFast", do_lower_case=None)
@@ -183,13 +183,44 @@ def test_a_class_that_replaces_parts_of_the_file_is_refused(tmp_path: Path) -> N
     assert generic.special.unk in generic.encode("is<not")
     for settings in ({"do_lower_case": False}, {"tokenize_chinese_chars": False}):
         (name,) = settings
-        with refuses("tokenizer.settings_differ", name=name, found=True, expected=False):
+        with refuses(
+            "tokenizer.class_differs", place=f"{tmp_path / name}/tokenizer.json: normalizer"
+        ):
             load_tokenizer(fast(tmp_path / name, {}, **settings))
     assert isinstance(load_tokenizer(fast(tmp_path / "c", {})), WordPieceTokenizer)
-    roberta = json.loads((saved("roberta", tmp_path / "d") / "tokenizer_config.json").read_text())
-    write(tmp_path / "d/tokenizer_config.json", roberta | {"add_prefix_space": True})
-    with refuses("tokenizer.settings_differ", name="add_prefix_space", found=False):
-        load_tokenizer(tmp_path / "d")
+    generic_settings = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}
+    with refuses("tokenizer.settings_differ", name="do_lower_case", found=True, expected=False):
+        load_tokenizer(fast(tmp_path / "e", {}, **generic_settings))
+
+
+def test_the_type_of_the_model_names_the_class(tmp_path: Path) -> None:
+    split = {"pre_tokenizer": {"type": "WhitespaceSplit"}}
+    directory = fast(tmp_path, split, tokenizer_class=None)
+    assert load_tokenizer(directory).encode("is<not")
+    write(directory / "config.json", {"model_type": "electra"})
+    with refuses("tokenizer.class_differs", tokenizer_class="BertTokenizer"):
+        load_tokenizer(directory)
+    write(directory / "config.json", {"model_type": "mpnet"})
+    with refuses("tokenizer.class", found='"MPNetTokenizer"'):
+        load_tokenizer(directory)
+
+
+def test_a_final_sigma_is_read_as_its_own_library_reads_it(tmp_path: Path) -> None:
+    pieces = [*SPECIAL_PIECES, "ο", "##δ", "##ο", "##ς", "##σ"]
+    settings = {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
+    own = {}
+    for name, config in {"class": settings, "google": {"do_lower_case": True}}.items():
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+        write(directory / "tokenizer_config.json", config)
+        own[name] = load_tokenizer(directory)
+        own[name].save(tmp_path / "saved")
+        assert load_tokenizer(tmp_path / "saved").hash == own[name].hash
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "class")
+    wanted = theirs("ΟΔΟΣ ΟΔΟΣ.", add_special_tokens=False)["input_ids"]
+    assert own["class"].encode("ΟΔΟΣ ΟΔΟΣ.") == wanted
+    assert own["google"].pieces(own["google"].encode("ΟΔΟΣ")) == ["ο", "##δ", "##ο", "##ς"]
 
 
 def test_rows_without_special_pieces_are_refused(tmp_path: Path) -> None:
