@@ -258,7 +258,7 @@ def _gradients(
     size: EncoderArchitecture,
     batch: dict[str, np.ndarray],
     execution: Execution,
-    device: jax.Device,
+    device: Any,
 ) -> tuple[float, list[np.ndarray]]:
     """Returns the loss and the gradients of the initial parameters."""
     task, mesh = make_task(size, execution), make_mesh(MeshSection(), [device])
