@@ -42,9 +42,11 @@ Sums: TypeAlias = Mapping[str, tuple[float, float]]
 class Watch(Protocol):
     """Comments on the scores of a run, for the user."""
 
-    @property
-    def expectation(self) -> str:
-        """The line shown when the run starts."""
+    def expectation(self, *, trained: bool) -> str:
+        """Returns the line shown when a phase starts.
+
+        `trained` is whether the parameters are those of a trained model.
+        """
         ...
 
     def remark(self, scores: Mapping[str, float]) -> str:

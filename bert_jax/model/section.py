@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -310,6 +310,17 @@ class ModelSection(Section):
                     other=changed[name],
                     source=source.key,
                 )
+
+    def chosen(self, *, vocab_size: int) -> Iterator[tuple[str, str, object]]:
+        """Yields the settings of the architecture that the section sets, without its defaults.
+
+        ``("size", "hidden_size", 128)``: the key in the section, the setting, and its value. For
+        `vocab_size` and errors, see `size_source`.
+        """
+        if (source := self.size_source(vocab_size=vocab_size)) is not None:
+            yield from ((source.key, name, value) for name, value in source.values.items())
+        for name, value in self.architecture.model_dump(exclude_none=True).items():
+            yield f"architecture.{name}", name, value
 
     def settings_of_tokenizer(self, padding_id: int) -> Mapping[str, object]:
         """Returns the architecture's defaults for a tokenizer, whose padding has this id.

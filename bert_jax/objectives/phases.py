@@ -344,6 +344,7 @@ class PhaseOpener(NamedTuple):
             validation=f"{self._limit or 'all'} examples of {found}",
             architecture=changes,
             causal=settings.objective_of(index).heads.causal,
+            pretrained=settings.origin is not None or _starts_from_teacher(objective),
             watch=objective.watch(
                 unigram_entropy=source.unigram_entropy, total_steps=settings.train.total_steps
             ),
@@ -351,3 +352,7 @@ class PhaseOpener(NamedTuple):
             compile_evaluation=evaluator and evaluator.compile,
         )
         return phase, evaluator, measure_masks(source.dataset, features, seed=settings.seed)
+
+
+def _starts_from_teacher(objective: Objective) -> bool:
+    return any(model.initial is not None for model in objective.frozen_models().values())

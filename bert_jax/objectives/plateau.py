@@ -44,13 +44,15 @@ class PlateauWatch:
         self._patience = min(PATIENCE_STEPS, total_steps // 4)
         self._warned = False
 
-    @property
-    def expectation(self) -> str:
-        """The normal course of the loss, as a message for the start of a run."""
+    def expectation(self, *, trained: bool) -> str:
+        """Returns the normal course of the loss, as a message for the start of a run.
+
+        `trained` is whether the parameters are those of a trained model.
+        """
+        start = "" if trained else f"{self._start:.1f} at the start (ln of the vocabulary size), "
         return (
-            f"normal {self._name}: {self._start:.1f} at the start (ln of the vocabulary size), "
-            f"near {self._entropy:.2f} (unigram entropy of this corpus) while the model ignores "
-            f"the context, and lower once it uses the context"
+            f"normal {self._name}: {start}near {self._entropy:.2f} (unigram entropy of this "
+            f"corpus) while the model ignores the context, and lower once it uses the context"
         )
 
     def remark(self, scores: Mapping[str, float]) -> str:

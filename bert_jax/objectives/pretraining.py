@@ -15,6 +15,7 @@ from bert_jax.errors import UserError, did_you_mean
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.narration import doing, narrator_of
+from bert_jax.objectives.initial_model import INIT_FROM, find_initial, inherit
 from bert_jax.objectives.mlperf import check_mlperf, open_mlperf_log
 from bert_jax.objectives.phases import OpenedPhase, PhaseOpener
 from bert_jax.objectives.registry import make_objective
@@ -26,12 +27,11 @@ from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.execution import execution_on
 from bert_jax.runs.lock import hold_run
-from bert_jax.runs.open_checkpoints import read_checkpoints, write_checkpoints
+from bert_jax.runs.open_checkpoints import find_checkpoint, read_checkpoints, write_checkpoints
 from bert_jax.runs.run_directory import CONFIG, claim_run, open_run, write_run
 from bert_jax.runs.settings import describe
 from bert_jax.task import Objective, Params
 from bert_jax.text import load_tokenizer
-from bert_jax.train.checkpoint_manifest import PARAMS
 from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.frozen import FrozenParams, initial_params, load_frozen
 from bert_jax.train.loop import Outcome, train
@@ -92,9 +92,12 @@ def _prepare(
     schedule = pretraining_schedule(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
     tokenizer = load_tokenizer(settings.tokenizer)
-    architecture = settings.model.resolve(
-        vocab_size=tokenizer.vocab_size, padding_id=tokenizer.special.pad
-    )
+    if (initial := find_initial(settings, tokenizer)) is not None:
+        architecture = inherit(settings.model, initial)
+    else:
+        architecture = settings.model.resolve(
+            vocab_size=tokenizer.vocab_size, padding_id=tokenizer.special.pad
+        )
     check_batches(section, mesh)
     execution, resolved = execution_on(
         mesh,
@@ -273,7 +276,7 @@ def _origin(
         datasets={found.dataset: found.training for found in opened},
         validation={found.dataset: found.validation for found in opened},
     )
-    origin = {**data._asdict(), "init_from": settings.init_from}
+    origin = {**data._asdict(), "init_from": settings.pinned_origin}
     if not (root / CONFIG).exists():
         return origin
     run, wanted = open_run(root), settings.model.heads
@@ -297,40 +300,23 @@ def _origin(
 def _initial_params(
     run: PhaseOpener, console: Console, frozen: Params, abstract: Params, draw: DrawParams
 ) -> Params:
-    """Returns the initial parameters, from the run in `init_from` if it is set.
+    """Returns the initial parameters, from the run in `origin` if it is set.
 
-    Without `init_from`, the objective's frozen models may give some of them. Modules that the other
+    Without `origin`, the objective's frozen models may give some of them. Modules that the other
     run lacks are randomly initialized. Messages name the heads that are initialized, and the other
-    run's heads that are not loaded. Raises UserError if the other run has no checkpoint, or another
-    architecture or vocabulary, or the model cannot start from a frozen model.
+    run's heads that are not loaded. Raises UserError if the other run has no checkpoint, or the
+    model cannot start from a frozen model.
     """
-    run_dir, rows = run.settings.init_from, run.architecture.vocab_size
-    if run_dir is None:
+    if run.settings.origin is None:
         objective = run.objective_for(0, run.architecture)
         return initial_params(objective, frozen, abstract, draw)
-    origin = open_run(run_dir)
-    if (theirs := origin.architecture.vocab_size) != rows:
-        raise UserError(
-            "init_from.vocab_size",
-            "found {found}, but the embedding of {run} has {expected} rows. Use {expected}.",
-            place="model.architecture.vocab_size",
-            found=rows,
-            run=run_dir,
-            expected=theirs,
-        )
+    origin = open_run(run.settings.origin)
     wanted = abstract_params(define_model(origin.build), run.mesh)
     shared = [part for part in abstract if part in wanted]
     wanted |= {part: abstract[part] for part in shared}
 
     def read(checkpoints: Checkpointer) -> Params:
-        step = checkpoints.on_disk.newest(PARAMS)
-        if step is None:
-            raise UserError(
-                "init_from.no_checkpoint",
-                "{run} has no checkpoint",
-                place="--init-from",
-                run=run_dir,
-            )
+        step = find_checkpoint(origin, checkpoints, "last").step
         return checkpoints.restore_params(wanted, step=step)
 
     found = read_checkpoints(origin.directory, read)
@@ -342,5 +328,6 @@ def _initial_params(
         (unused, "not loaded"),
     ):
         if heads and jax.process_index() == 0:
-            narrator_of(console).say(f"--init-from {run_dir}: {what}: {', '.join(heads)}")
+            line = f"{INIT_FROM} {run.settings.init_from}: {what}: {', '.join(heads)}"
+            narrator_of(console).say(line)
     return draw({part: abstract[part] for part in lacking}) | {part: found[part] for part in shared}

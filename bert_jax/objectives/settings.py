@@ -20,7 +20,9 @@ class PretrainSettings(RunSettings):
     optimizer: OptimizerSection
     loader: LoaderSection
     train: TrainSection
-    init_from: str | None  # run or model to load; None: random initialization
+    init_from: str | None  # run or model to start from, as given; None: random initialization
+    origin: str | None = None  # the run directory that `init_from` names
+    pinned_origin: str | None = None  # `init_from` with its revision
 
     def objective_of(self, phase: int) -> Registered:
         """Returns the objective of a phase. A negative index counts from the last phase."""

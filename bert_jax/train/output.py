@@ -101,7 +101,8 @@ class PhaseReports:
         self._meter = Meter(flops_per_row=phase.flops_per_row)
         self.restart = self._meter.restart
         if phase.watch:
-            output.display.say(phase.watch.expectation, style="dim")
+            trained = phase.pretrained or tracker.progress.step > 0
+            output.display.say(phase.watch.expectation(trained=trained), style="dim")
 
     def add(self, batch: DeviceBatch) -> None:
         """Adds a finished step, and reports if a report is due."""

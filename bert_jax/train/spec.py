@@ -86,6 +86,7 @@ class Phase:
     # Settings of the architecture that only this phase has; its checkpoints record them
     architecture: Mapping[str, float] = dataclasses.field(default_factory=dict)
     causal: bool = False  # whether attention is left to right; its checkpoints record it
+    pretrained: bool = False  # whether a new run starts from a trained model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
 """`bert-jax pretrain`: dataset → checkpoints; resumes automatically."""
 
 import dataclasses
+from typing import Any
 
-from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig, as_config
+from bert_jax.config import AnyConfig, as_config
 from bert_jax.narration import speaking
 from bert_jax.objectives.pretraining import run_pretraining
 from bert_jax.objectives.settings import PretrainSettings
@@ -17,12 +17,13 @@ from bert_jax.verbs.teachers import with_teacher_of_settings
 
 
 def pretrain(
-    config: RunConfig | epath.PathLike,
+    config: AnyConfig,
     *,
     init_from: str | None = None,
     allow_data_change: bool = False,
     started: float | None = None,
     console: Console | None = None,
+    **overrides: Any,
 ) -> Outcome:
     """Pretrains as configured; resumes from the run's last checkpoint if there is one.
 
@@ -30,14 +31,18 @@ def pretrain(
     `bert_jax.objectives.resume_rules`.
 
     Args:
-        config: a configuration or its file, with `run_dir`, `tokenizer`, `model` and `train`.
-        init_from: a run directory or a model on a hub. A new run starts from its parameters, with a
-            new optimizer, schedule and data position; missing heads are initialised. A run with
-            checkpoints ignores this argument.
+        config: a configuration, a dict of its settings or its file, with `run_dir`, `tokenizer`,
+            `model` and `train`.
+        init_from: a run directory or a model on a hub. A new run has its network and starts from
+            its parameters, with a new optimizer, schedule and data position; missing heads are
+            initialised. `tokenizer` must be the model's. A run that began with this argument
+            resumes; any other run with checkpoints is refused.
         allow_data_change: whether a resumed run may use changed data.
         started: start of the process for the time account, in seconds since 1970. Default: the time
             of this call.
         console: console for the progress. Default: standard output.
+        overrides: settings that replace the configuration's: ``run_dir="runs/b"``, or by dotted
+            key ``**{"mesh.tensor": 2}``.
 
     Returns:
         The step reached, whether a signal stopped the run, and the last evaluation.
@@ -47,7 +52,7 @@ def pretrain(
         RunStopped: bad steps ended the run, see `bert_jax.train.bad_steps`.
     """
     settings = pretrain_settings(
-        as_config(config),
+        as_config(config, overrides),
         init_from=init_from,
         allow_data_change=allow_data_change,
         started=started,
@@ -60,7 +65,8 @@ def pretrain_with(settings: PretrainSettings, *, console: Console) -> Outcome:
     init_from = settings.init_from
     options = {"--init-from": init_from, "--allow-data-change": settings.allow_data_change}
     if init_from is not None:
-        settings = dataclasses.replace(settings, init_from=find_origin(init_from).run_dir)
+        found = find_origin(init_from)
+        settings = dataclasses.replace(settings, origin=found.run_dir, pinned_origin=found.name)
     settings = with_teacher_of_settings(settings)
     join_same_command("pretrain", settings.mesh, {**settings.config, **options})
     with speaking(console):

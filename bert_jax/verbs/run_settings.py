@@ -32,8 +32,9 @@ def pretrain_settings(
     model = need(config.model, "model", "pretrain")
     train = need(config.train, "train", "pretrain")
     run_dir = need(config.run_dir, "run_dir", "pretrain")
+    own = model if init_from is None else None  # the other model defines the rest of the network
     inputs = pretraining_inputs(
-        tokenizer=tokenizer, model=model, train=train, optimizer=config.optimizer
+        tokenizer=tokenizer, model=own, train=train, optimizer=config.optimizer
     )
     require_inputs(inputs, config.mesh)
     return PretrainSettings(

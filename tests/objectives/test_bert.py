@@ -137,9 +137,10 @@ def make_plateau() -> PlateauWatch:
 
 
 def test_the_expectation_is_first_loss_and_entropy() -> None:
-    line = make_plateau().expectation
-    assert f"{math.log(1000):.1f} at the start" in line
-    assert "6.00 (unigram entropy" in line
+    for trained in (False, True):
+        line = make_plateau().expectation(trained=trained)
+        assert (f"{math.log(1000):.1f} at the start" in line) == (not trained)
+        assert "6.00 (unigram entropy" in line
 
 
 def test_a_loss_is_placed_above_on_or_below_the_entropy() -> None:

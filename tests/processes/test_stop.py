@@ -56,6 +56,26 @@ def test_a_signal_to_any_process_saves_one_step_everywhere(
     assert steps_saved(run) == {stopped[1]}
 
 
+def test_the_same_command_resumes_a_run_that_began_with_a_model(
+    config: Path, alone: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = ("pretrain", config, f"run_dir={run}", *ENDLESS, "--init-from", alone)
+    with start(*command, count=2, directory=tmp_path) as job:
+        until_it_trains(job, run)
+        job[1].send(signal.SIGTERM)
+        assert job.wait() == [3, 3], job.said()
+    (step,) = steps_saved(run)
+    more = (f"train.phases.0.steps={int(step) + 2}", "train.checkpoint.keep_last=1")
+    with start(*command, *more, count=2, directory=tmp_path) as job:
+        assert job.wait() == [0, 0], job.said()
+    assert f"resuming at step {step} of {int(step) + 2}" in job[0].out
+    other = ("pretrain", config, f"run_dir={run}", "--init-from", run)
+    with start(*other, count=2, directory=tmp_path) as job:
+        assert job.wait() == [2, 2], job.said()
+    assert all("[init_from.other_start]" in host.err for host in job)
+
+
 def test_a_signal_before_the_first_step_ends_all_without_saving(
     config: Path, tmp_path: Path
 ) -> None:

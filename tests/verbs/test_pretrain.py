@@ -226,7 +226,7 @@ def test_init_from_copies_only_the_parameters(config: Path, trained: Path, tmp_p
     command = ("pretrain", config, f"run_dir={run_dir}", *one_step, "--init-from", trained)
     rows = open_run(trained).architecture.vocab_size
     other = refused(*command, f"model.architecture.vocab_size={rows + 1}")
-    assert other.key == "init_from.vocab_size"
+    assert other.key == "init_from.other_model"
     assert other.values["place"] == "model.architecture.vocab_size"
     assert (other.values["found"], other.values["expected"]) == (rows + 1, rows)
     ok(*command, f"model.architecture.vocab_size={rows}")

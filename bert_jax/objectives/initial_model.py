@@ -1,0 +1,128 @@
+"""The model that `pretrain --init-from` names.
+
+A new run takes its network, and the parameters of the modules that both have. The tokenizers must
+be equal, because a row of the embedding belongs to a piece.
+"""
+
+import os
+from typing import Final
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import ModelSection
+from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.runs.open_checkpoints import read_checkpoints, run_of_checkpoint
+from bert_jax.runs.run_directory import CONFIG, TOKENIZER, Run, open_run, read_run_provenance
+from bert_jax.text import Tokenizer
+
+INIT_FROM: Final = "--init-from"
+
+
+def find_initial(settings: PretrainSettings, tokenizer: Tokenizer) -> Run | None:
+    """Returns the run whose network a run has; None if `settings.model` defines the network.
+
+    It is the run that `--init-from` names. A resumed run that began with `--init-from` keeps its
+    own network, and does not need the other run any more.
+
+    Raises UserError if a resumed run began with another `--init-from` or without it, or if the
+    tokenizers differ.
+    """
+    if (epath.Path(settings.run_dir) / CONFIG).exists():
+        own = open_run(settings.run_dir)
+        began = None if own.is_fine_tuned else read_run_provenance(own.directory).get("init_from")
+        if read_checkpoints(own.directory, lambda found: found.on_disk.steps()):
+            _require_same_start(settings, began)
+            return None if began is None else own
+        if began is not None and settings.init_from is None:
+            raise UserError(
+                "init_from.missing",
+                "not set, but the run in {run} began with {began} and has no checkpoint yet. "
+                "Repeat the option, or use a new run_dir.",
+                place=INIT_FROM,
+                run=own.directory,
+                began=began,
+            )
+    if settings.origin is None:
+        return None
+    run = open_run(settings.origin)
+    if run.tokenizer.hash != tokenizer.hash:
+        raise UserError(
+            "init_from.tokenizer",
+            "found {found} ({pieces:,} pieces), which differs from the tokenizer of {run} "
+            "({expected:,} pieces). Use {same}. For more words, run `bert-jax vocab --extend` and "
+            "start from the run that it writes.",
+            place="tokenizer",
+            found=settings.tokenizer,
+            pieces=tokenizer.vocab_size,
+            run=settings.init_from,
+            expected=run.tokenizer.vocab_size,
+            same=run.directory / TOKENIZER,
+        )
+    return run_of_checkpoint(run, checkpoint="last")
+
+
+def _require_same_start(settings: PretrainSettings, began: str | None) -> None:
+    """Raises UserError if `settings` have another `--init-from` than the first start of the run.
+
+    The same command resumes a run, even if its hub model has a newer revision now. `began` is the
+    model of the first start with its revision.
+    """
+    if (asked := settings.init_from) is None:
+        return
+    names = [name for name in (asked, settings.origin, settings.pinned_origin) if name is not None]
+    if began is not None and (
+        os.path.abspath(began) in map(os.path.abspath, names) or began.startswith(f"{asked}@")
+    ):
+        return
+    raise UserError(
+        "init_from.other_start",
+        "found {found}, but the run in {run} has checkpoints and began {began}. To resume it, "
+        "remove {option}. Otherwise use a new run_dir.",
+        place=INIT_FROM,
+        found=asked,
+        run=settings.run_dir,
+        began="without this option" if began is None else f"with {began}",
+        option=INIT_FROM,
+    )
+
+
+def inherit(section: ModelSection, run: Run) -> EncoderArchitecture:
+    """Returns the architecture of `run`, with the settings of `section` that may differ.
+
+    Dropout and the initial range may differ, and the number of positions if it determines no
+    parameter. Raises UserError if `section` sets another value of any other setting.
+    """
+    theirs = run.architecture
+    if section.kind != theirs.kind:
+        raise _other(run, "model.kind", "kind", section.kind, theirs.kind)
+    changed = {}
+    for key, name, found in section.chosen(vocab_size=theirs.vocab_size):
+        expected = getattr(theirs, name)
+        if _may_differ(name, theirs):
+            changed[name] = found
+        elif found != expected:
+            raise _other(run, f"model.{key}", name, found, expected)
+    return theirs.with_changes(changed)
+
+
+def _may_differ(name: str, theirs: EncoderArchitecture) -> bool:
+    if name == "max_position_embeddings":
+        positions = theirs.model_dump().get("position_embedding")
+        return theirs.rotary_setting is not None or positions == "sinusoidal"
+    return "dropout" in name or name == "initializer_range"
+
+
+def _other(run: Run, key: str, name: str, found: object, expected: object) -> UserError:
+    return UserError(
+        "init_from.other_model",
+        "found {name} {found}, but {run} has {expected}. Remove this setting: the network is that "
+        "of {option}.",
+        place=key,
+        name=name,
+        found=found,
+        run=run.directory,
+        expected=expected,
+        option=INIT_FROM,
+    )
