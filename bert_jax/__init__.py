@@ -19,6 +19,7 @@ data workers do not load JAX.
 import ast
 import functools
 import importlib
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,10 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_modules()[name]), name)
+    if isinstance(found, types.FunctionType):  # the command line has checked its arguments
+        from bert_jax.arguments import checked
+
+        found = checked(found)
     globals()[name] = found
     return found
 

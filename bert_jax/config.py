@@ -2,9 +2,8 @@
 
 import copy
 import importlib.resources
-import os
-from collections.abc import Sequence
-from typing import Any, Final, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import pydantic
 from etils import epath
@@ -90,7 +89,14 @@ class RunConfig(Section):
         return self
 
 
-def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfig:
+AnyConfig: TypeAlias = RunConfig | Mapping[str, Any] | epath.PathLike
+"""A configuration, its nested values as in YAML, or its file."""
+
+Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
+"""Settings that replace others: ``["mesh.tensor=2"]`` or ``{"mesh.tensor": 2}``."""
+
+
+def load_config(path: epath.PathLike, overrides: Overrides = ()) -> RunConfig:
     """Reads a YAML file and applies overrides.
 
     ``load_config("run.yaml", ["train.phases.0.steps=100", "mesh.tensor=2"])``
@@ -98,8 +104,8 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
     Args:
         path: local or ``gs://`` path. If no such file exists, it is the name of a packaged
             configuration: ``configs/finetune/mrpc.yaml`` or ``finetune/mrpc``.
-        overrides: settings ``dotted.key=value`` with a YAML value. A number in the key is a list
-            index.
+        overrides: settings ``dotted.key=value`` with a YAML value, or a dict of values by dotted
+            key. A number in the key is a list index.
 
     Raises:
         UserError: The file is missing or not YAML, a setting is unknown or wrong, or an override
@@ -115,22 +121,18 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
     return parse_config(values, overrides, source=str(path))
 
 
-def as_config(config: RunConfig | epath.PathLike) -> RunConfig:
-    """Returns a configuration, read from a file if a path is given.
+def as_config(config: AnyConfig, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Returns a configuration from any of its forms, with overrides by dotted key.
 
-    Raises UserError like `load_config`, and for any other type.
+    ``as_config("run.yaml", {"seed": 3, "mesh.tensor": 2})``. Raises UserError like `load_config`.
     """
     if isinstance(config, RunConfig):
-        return config
-    if isinstance(config, str | os.PathLike):
-        return load_config(config)
-    raise UserError(
-        "config.type",
-        "found {found}, allowed: a RunConfig (from load_config or parse_config), or the path of a "
-        "file",
-        place="config",
-        found=type(config).__name__,
-    )
+        if not overrides:
+            return config
+        config = config.model_dump(mode="json")
+    if isinstance(config, Mapping):
+        return parse_config(config, overrides or ())
+    return load_config(config, overrides or ())
 
 
 def _refuse_place(path: epath.Path) -> None:
@@ -177,7 +179,7 @@ def read_packaged(name: str) -> str:
 
 
 def parse_config(
-    values: Any, overrides: Sequence[str] = (), *, source: str = "configuration"
+    values: Any, overrides: Overrides = (), *, source: str = "configuration"
 ) -> RunConfig:
     """Returns a configuration from nested values and overrides.
 
@@ -190,17 +192,18 @@ def parse_config(
         UserError: A setting is unknown or wrong, or an override has no ``=``.
     """
     values = {} if values is None else values
-    changed = copy.deepcopy(values)
-    if isinstance(changed, dict):
-        for override in overrides:
+    changed, keys = values, []
+    if overrides and isinstance(values, Mapping):
+        changed = copy.deepcopy(dict(values))
+        for override in _parsed(overrides):
+            keys.append(override.key)
             _override(changed, override)
     try:
         return validate(RunConfig, changed, source=source)
     except InvalidValue as error:
         setting = error.values["setting"]
         mistaken = _missing_part(values, setting)
-        for override in overrides:
-            key = override.partition("=")[0]
+        for key in keys:
             if f"{setting}.".startswith(f"{key}.") or f"{key}.".startswith(f"{mistaken}."):
                 raise error.with_place(f"override {setting}") from error
         raise
@@ -227,40 +230,54 @@ def dump_config(config: RunConfig) -> str:
     return dump_yaml(config.model_dump(mode="json"))
 
 
-def _override(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise UserError(
-            "override.form",
-            "found {found}, allowed: key=value, such as mesh.tensor=2",
-            place=f'"{override}"',
-            found='no key before "="' if equals else 'no "="',
-        )
-    *parents, last = parts = key.split(".")
+class _Override(NamedTuple):
+    key: str
+    value: Any
+    text: str  # as the user spelled it
+
+
+def _parsed(overrides: Overrides) -> Iterator[_Override]:
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            yield _Override(key, copy.deepcopy(value), key)
+        return
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UserError(
+                "override.form",
+                "found {found}, allowed: key=value, such as mesh.tensor=2",
+                place=f'"{text}"',
+                found='no key before "="' if equals else 'no "="',
+            )
+        yield _Override(key, parse_yaml(value, f"{text:.200}"), text)
+
+
+def _override(values: dict[str, Any], override: _Override) -> None:
+    *parents, last = parts = override.key.split(".")
     if len(parents) > MAX_DEPTH:
         raise UserError(
             "override.depth",
             "found {found} dots, allowed: at most {allowed}",
-            place=f'"{override:.60}…"',
+            place=f'"{override.text:.60}…"',
             found=len(parents),
             allowed=MAX_DEPTH,
         )
     node: Any = values
     for depth, part in enumerate(parents):
-        place = _place(node, part, override, above=".".join(parts[:depth]))
+        place = _place(node, part, override.text, above=".".join(parts[:depth]))
         if isinstance(node, dict) and node.get(place) is None:
             node[place] = {}
         if not isinstance(node[place], dict | list):
             raise UserError(
                 "override.below_value",
                 "{part} is {found}, which has no keys below it",
-                place=f'"{override}"',
+                place=f'"{override.text}"',
                 part=part,
                 found=shown(node[place]),
             )
         node = node[place]
-    value = parse_yaml(text, f"{override:.200}")
-    node[_place(node, last, override, above=".".join(parents))] = value
+    node[_place(node, last, override.text, above=".".join(parents))] = override.value
 
 
 def _place(node: dict[str, Any] | list[Any], part: str, override: str, *, above: str) -> str | int:

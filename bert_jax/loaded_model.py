@@ -8,6 +8,7 @@ from typing import Any, overload
 import numpy as np
 from etils import epath
 
+from bert_jax.arguments import checked
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError
 from bert_jax.feature_extraction.extractor import (
@@ -70,24 +71,28 @@ class LoadedModel:
         self, texts: str, *, top_k: int = 5
     ) -> Filled: ...
     @overload
-    def fill_mask(self, texts: Sequence[str], *, top_k: int = 5) -> list[Filled]: ...
-    def fill_mask(self, texts: str | Sequence[str], *, top_k: int = 5) -> Filled | list[Filled]:
+    def fill_mask(self, texts: Rows, *, top_k: int = 5) -> list[Filled]: ...
+    @checked
+    def fill_mask(self, texts: str | Rows, *, top_k: int = 5) -> Filled | list[Filled]:
         """Returns the most probable pieces for every [MASK].
 
         ``model.fill_mask("paris is the [MASK] of france .").masks[0][0].piece -> "capital"``
 
         Args:
-            texts: one text or several, each with one [MASK] or more. A str gives one result.
+            texts: one text or several, each with one [MASK] or more, or a table with the column
+                `text`. A str gives one result.
             top_k: number of candidates per mask, best first.
 
         Raises:
-            UserError: The model has no MLM head, or a text has no [MASK] or too many pieces.
+            UserError: The model has no MLM head, `top_k` is out of range, a row is not a text, or a
+                text has no [MASK] or too many pieces.
         """
         if top_k not in self._fillers:
             self._fillers[top_k] = MaskFiller(self._model, top_k=top_k)
-        filled = self._fillers[top_k]([texts] if isinstance(texts, str) else list(texts))
+        filled = self._fillers[top_k]([each.text for each in _texts(texts, names=("text",))])
         return filled[0] if isinstance(texts, str) else filled
 
+    @checked
     def encode(
         self,
         texts: str | Rows,
@@ -134,6 +139,7 @@ class LoadedModel:
         vectors = np.stack(found) if found else np.empty((0, extractor.width), np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
 
+    @checked
     def features(
         self,
         texts: str | Rows,
@@ -155,6 +161,7 @@ class LoadedModel:
         )
         return list(extractor(_texts(texts)))
 
+    @checked
     def predict(self, rows: Rows, *, task: Mapping[str, Any] | None = None) -> list[Record]:
         """Predicts rows with the head of a fine-tuned model.
 
@@ -227,16 +234,16 @@ def load(
     return LoadedModel(model_in_memory(read_checkpoint(path), mesh=devices, name=name), None)
 
 
-def _texts(texts: str | Rows) -> list[InputText]:
-    rows = MemoryTable.of([texts] if isinstance(texts, str) else texts).named(("text", "pair"))
+def _texts(texts: Rows, *, names: Sequence[str] = ("text", "pair")) -> list[InputText]:
     found = []
-    for row in rows:
+    for row in MemoryTable.of(texts, name="texts").named(names):
         if "text" not in row.values:
             raise UserError(
                 "rows.no_text",
-                'found the columns {found}, allowed: text, pair. Rename a column to "text".',
+                'found the columns {found}, allowed: {allowed}. Rename a column to "text".',
                 place=row.place,
                 found=list(row.values),
+                allowed=names,
             )
         pair = row.text("pair") if row.values.get("pair") is not None else None
         found.append(InputText(row.line, row.text("text"), pair, None))

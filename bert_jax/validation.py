@@ -107,7 +107,7 @@ def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str, str] | None:
             return [], f"values nested deeper than {MAX_DEPTH}", "at most that deep"
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
         for name, below in pairs:
-            if not isinstance(name, str | int) or _bad_text(str(name)):
+            if not isinstance(name, str | int) or invalid_characters(str(name)):
                 return [], f"the key {shown(name)}", "text"
             if (problem := _not_plain(below, depth + 1)) is not None:
                 problem[0].insert(0, str(name))
@@ -116,7 +116,7 @@ def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str, str] | None:
     if value is None or isinstance(value, bool | float):  # pydantic refuses nan and infinity
         return None
     if isinstance(value, str):
-        bad = _bad_text(value)
+        bad = invalid_characters(value)
         return ([], shown(value), f"text without {bad}") if bad else None
     if isinstance(value, int):
         fits = -(2**63) <= value < 2**63
@@ -124,7 +124,7 @@ def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str, str] | None:
     return [], type(value).__name__, "text, numbers, lists, keys and values"
 
 
-def _bad_text(text: str) -> str:
+def invalid_characters(text: str) -> str:
     """Names the invalid characters of a text, or returns ``""``. UTF-8 cannot encode surrogates."""
     found = _BAD.search(text)
     return "" if found is None else "NUL" if found[0] == "\0" else "halves of surrogate pairs"

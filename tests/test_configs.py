@@ -1,5 +1,7 @@
 """The verbs accept every committed configuration."""
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,9 @@ from click.testing import CliRunner
 
 import bert_jax
 from bert_jax.cli.commands import cli
-from bert_jax.config import dump_config, load_config
+from bert_jax.config import as_config, dump_config, load_config, parse_config
 from bert_jax.errors import UserError
+from bert_jax.files.yaml_file import parse_yaml
 from bert_jax.parallel.section import MeshSection, check_batch
 from bert_jax.train.schedule_segments import schedule_segments
 from tests.project import ROOT, refused, refuses
@@ -108,7 +111,7 @@ def test_new_writes_an_accepted_commented_configuration(
 
 
 @pytest.mark.parametrize("verb", ["vocab", "examples", "pretrain", "finetune", "plan"])
-def test_python_verbs_accept_a_configuration_path(
+def test_python_verbs_accept_every_form_of_a_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -117,11 +120,30 @@ def test_python_verbs_accept_a_configuration_path(
         with refuses("file.missing", place="none.yaml") as caught:
             getattr(bert_jax, verb)(path, *more)
         assert "`bert-jax new`" in caught.value.values["hint"]
-    with refuses("config.type", place="config", found="dict"):
-        getattr(bert_jax, verb)({"seed": 1}, *more)
+    with refuses("argument.value", place="config", found="3"):
+        getattr(bert_jax, verb)(3, *more)
     Path("run.yaml").write_text("seed: 1\n")
-    with refuses("plan.vocab_size" if verb == "plan" else "setting.needed", kind=UserError):
-        getattr(bert_jax, verb)("run.yaml", *more)
+    for config in ("run.yaml", {"seed": 1}, bert_jax.RunConfig(seed=1)):
+        with refuses("plan.vocab_size" if verb == "plan" else "setting.needed", kind=UserError):
+            getattr(bert_jax, verb)(config, *more, seed=2)
+        with refuses("setting.value", place="override mesh.data", found='"x"'):
+            getattr(bert_jax, verb)(config, *more, **{"mesh.data": "x"})
+        with refuses("setting.unknown", place="override sed", hint='; did you mean "seed"?'):
+            getattr(bert_jax, verb)(config, *more, sed=2)
+
+
+def test_overrides_in_python_equal_those_of_the_command_line() -> None:
+    path = "configs/pretrain/base.yaml"
+    phase = {"dataset": "d", "steps": 9, "seq_length": 128, "batch_size": 8}
+    values = {"seed": 3, "train.phases.0.steps": 100, "train.phases.1": phase, "mesh": {"data": 2}}
+    spelled = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    expected = load_config(path, spelled)
+    assert load_config(path, values) == expected
+    assert as_config(path, values) == as_config(load_config(path), values) == expected
+    given: Any = parse_yaml((ROOT / path).read_text(), "base.yaml")
+    before = copy.deepcopy(given)
+    assert parse_config(given, values) == as_config(given, values) == expected
+    assert given == before
 
 
 def test_a_missing_configuration_names_the_command_to_type(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_hugging_face_directory_equals_its_import(
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(model.params))
     with refuses("predict.no_task_head"):
         model.predict(["w1"])
-    with refuses("batch_size.too_small", found=0):
+    with refuses("batch_size.range", found=0):
         model.encode("w1", batch_size=0)
 
 
@@ -206,10 +206,10 @@ def test_an_invalid_choice_is_named(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
 ) -> None:
     model = classifier[0]
-    allowed = ("mean", "cls", "last")
-    with refuses("features.choice", place="--pool", found="max", allowed=allowed):
+    allowed = ["mean", "cls", "last"]
+    with refuses("argument.value", place="pool", found="'max'", allowed=allowed):
         model.encode("w1", pool=cast(Any, "max"))
-    with refuses("features.choice", found="wrod", hint='; did you mean "word"?'):
+    with refuses("argument.value", place="level", hint='; did you mean "word"?'):
         model.features("w1", level=cast(Any, "wrod"))
-    with refuses("rows.no_text", place="rows: row 1", found=["name"]):
+    with refuses("rows.no_text", place="texts: row 1", found=["name"]):
         model.encode({"name": ["w1"]})

@@ -5,9 +5,10 @@ import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeAlias
+from typing import Annotated, Any, Final, Protocol, Self, TypeAlias
 
 import numpy as np
+import pydantic
 from etils import epath
 
 from bert_jax.data.class_names import ClassNames, names_of_features, names_of_schema
@@ -15,7 +16,6 @@ from bert_jax.data.tables import TableRow
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 
-NAME: Final = "rows"  # name of the table in messages
 _NOTHING: Final = ("NAType", "NaTType")  # names of pandas' types for missing values
 
 
@@ -30,13 +30,14 @@ class Frame(Protocol):
 
 # Accepted tables: a list, array or `datasets.Dataset` of texts, tuples or dicts; a dict of columns;
 # a table of pandas, polars or pyarrow.
-Rows: TypeAlias = (
+Rows: TypeAlias = Annotated[
     Iterable[str]
     | Iterable[Sequence[str]]
     | Iterable[Mapping[str, Any]]
     | Mapping[str, Sequence[Any]]
-    | Frame
-)
+    | Frame,
+    pydantic.SkipValidation,  # `MemoryTable.of` validates them
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,20 +47,23 @@ class MemoryTable:
     rows: tuple[str | tuple[Any, ...] | dict[str, Any], ...]
     classes: ClassNames = dataclasses.field(default_factory=dict)
     """Names of numbered classes by column, of a `datasets.Dataset` or an Arrow table."""
+    name: str = "rows"
+    """Name of the table in messages."""
 
     def __str__(self) -> str:
-        return NAME
+        return self.name
 
     @classmethod
-    def of(cls, rows: Rows) -> Self:
+    def of(cls, rows: Rows, *, name: str = "rows") -> Self:
         """Returns a table from any form of `Rows`.
 
         ``MemoryTable.of({"text": ["a", "b"]}).rows -> ({"text": "a"}, {"text": "b"})``
 
         Raises UserError if a row is not a text, tuple or dict, or if column lengths differ.
         """
-        found = tuple(_row(row, at) for at, row in enumerate(_each(rows), start=1))
-        return cls(found, _classes(rows))
+        each = enumerate(_each(rows, name), start=1)
+        found = tuple(_row(row, f"{name}: row {at}") for at, row in each)
+        return cls(found, _classes(rows), name)
 
     def named(self, names: Sequence[str]) -> Iterator[TableRow]:
         """Yields the rows with values by column.
@@ -75,13 +79,13 @@ class MemoryTable:
                     raise UserError(
                         "rows.too_many_values",
                         "found {found} values, allowed: {allowed}, or a dict of columns",
-                        place=f"{NAME}: row {number}",
+                        place=f"{self}: row {number}",
                         found=len(values),
                         allowed=list(names),
                     )
                 values = dict(zip(names, values, strict=False))
             columns = values if columns is None else columns
-            yield TableRow(Path(NAME), number, values, columns, classes=self.classes)
+            yield TableRow(Path(self.name), number, values, columns, classes=self.classes)
 
     def has(self, column: str, *, width: int) -> bool:
         """Returns whether any row is a dict with `column` or a tuple of at least `width` values."""
@@ -113,7 +117,7 @@ class MemoryTable:
             raise UserError(
                 "rows.not_json",
                 "a value cannot be written as JSON ({reason}), allowed: text, numbers, lists",
-                place=NAME,
+                place=self.name,
                 reason=error,
             ) from None
         write_whole(epath.Path(path), "".join(f"{line}\n" for line in lines).encode())
@@ -126,29 +130,30 @@ def _classes(rows: Any) -> ClassNames:
     return names_of_features(features.to_dict()) if hasattr(features, "to_dict") else {}
 
 
-def _each(rows: Any) -> Iterable[Any]:
+def _each(rows: Any, name: str) -> Iterable[Any]:
     if isinstance(rows, str):
         return [rows]
     if isinstance(rows, Mapping):
-        return _of_columns(rows)
+        return _of_columns(rows, name)
     if hasattr(rows, "to_pylist"):  # pyarrow
         return rows.to_pylist()
     if hasattr(rows, "to_dicts"):  # polars
         return rows.to_dicts()
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas
         return rows.to_dict("records")
-    if isinstance(rows, Iterable):  # also a `datasets.Dataset`, whose rows are dicts
+    # A `datasets.Dataset` yields dicts.
+    if isinstance(rows, Iterable) and not isinstance(rows, bytes):
         return rows
     raise UserError(
         "rows.kind",
         "found {found}, allowed: texts, tuples or dicts in a list, a dict of columns, a DataFrame "
         "or a Dataset",
-        place=NAME,
+        place=name,
         found=type(rows).__name__,
     )
 
 
-def _of_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def _of_columns(columns: Mapping[str, Sequence[Any]], table: str) -> list[dict[str, Any]]:
     if any(
         isinstance(values, str) or not hasattr(values, "__len__") for values in columns.values()
     ):
@@ -158,7 +163,7 @@ def _of_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         raise UserError(
             "rows.column_lengths",
             "found columns of different lengths ({found}), allowed: one length",
-            place=NAME,
+            place=table,
             found=[f"{name} {size}" for name, size in sizes.items()],
         )
     return [
@@ -166,7 +171,7 @@ def _of_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _row(row: Any, number: int) -> str | tuple[Any, ...] | dict[str, Any]:
+def _row(row: Any, place: str) -> str | tuple[Any, ...] | dict[str, Any]:
     if isinstance(row, Mapping):
         return {str(name): _plain(value) for name, value in row.items()}
     plain = _plain(row)
@@ -177,7 +182,7 @@ def _row(row: Any, number: int) -> str | tuple[Any, ...] | dict[str, Any]:
     raise UserError(
         "rows.row_kind",
         "found {found}, allowed: a text, a tuple of texts or a dict of columns",
-        place=f"{NAME}: row {number}",
+        place=place,
         found=type(row).__name__,
     )
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -141,21 +141,9 @@ def settings_for(
     By default, the sentence vectors of a model of sentence embeddings are as it was trained. Other
     models have the pooling "mean". The default of `max_length` is `HeadsSection.longest_text`. For
     `layers`, see `select_layers`. Raises UserError for a layer that the model lacks, a length above
-    its positions, a batch size below 1, an unknown level, pool or prompt, or a prompt for a model
-    without prompts.
+    its positions, a batch size out of range, or a prompt for a model without prompts.
     """
     check_batch_size(batch_size)
-    choices = (("level", level, Level), ("pool", pool, Pool), ("prompt", prompt, Prompt))
-    for name, value, allowed in choices:
-        if value is not None and value not in (names := get_args(allowed)):
-            raise UserError(
-                "features.choice",
-                'found "{found}", allowed: {allowed}{hint}',
-                place=f"--{name}",
-                found=value,
-                allowed=names,
-                hint=did_you_mean(str(value), names),
-            )
     depth, positions = architecture.num_hidden_layers, architecture.max_position_embeddings
     if max_length is not None and not 4 <= max_length <= positions:
         raise UserError(

@@ -22,15 +22,18 @@ from bert_jax.task import Batch
 from bert_jax.text import Tokenizer
 from bert_jax.train.prefetch import to_devices
 
+_MOST_ROWS: Final = 1 << 20
+
 
 def check_batch_size(rows: int | None) -> None:
-    """Raises UserError for a ``--batch-size`` below 1."""
-    if rows is not None and rows < 1:
+    """Raises UserError for a ``--batch-size`` that no device can have."""
+    if rows is not None and not 1 <= rows <= _MOST_ROWS:
         raise UserError(
-            "batch_size.too_small",
-            "found {found}, allowed: 1 or more",
+            "batch_size.range",
+            "found {found}, allowed: 1 to {most}",
             place="--batch-size",
             found=rows,
+            most=_MOST_ROWS,
         )
 
 

@@ -111,6 +111,14 @@ def _task_of(model: InferenceModel, table: MemoryTable, *, max_length: int) -> T
         half = max((max_length - special_tokens(model.tokenizer, pair=True)) // 2, 1)
         return SquadSection(max_query_length=min(SquadSection().max_query_length, half))
     first = table.rows[0]
-    names = first if isinstance(first, dict) else [f"choice{n}" for n in range(len(first) - 1)]
+    values = first if isinstance(first, dict | tuple) else (first,)
+    names = values if isinstance(values, dict) else [f"choice{n}" for n in range(len(values) - 1)]
     choices = tuple(name for name in names if name.startswith("choice"))
+    if not choices:
+        raise UserError(
+            "rows.no_choices",
+            "found no choices, allowed: (text, choice, choice, …), or the columns text, choice0, "
+            "choice1, …",
+            place=f"{table}: row 1",
+        )
     return MultipleChoiceSection(text="text", choices=choices, label="label")

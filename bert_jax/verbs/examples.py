@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig, as_config
+from bert_jax.config import AnyConfig, RunConfig, as_config
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.rows.masking import MaskingSection
@@ -47,17 +47,19 @@ class ExtraOutputs:
 
 
 def examples(
-    config: RunConfig | epath.PathLike,
+    config: AnyConfig,
     *,
     extra: ExtraOutputs | None = None,
     console: Console | None = None,
+    **overrides: Any,
 ) -> Provenance:
     """Makes the dataset of the section `examples`, and the additional outputs.
 
     Args:
-        config: a configuration or its file, with the section `examples`.
+        config: a configuration, a dict of its settings or its file, with the section `examples`.
         extra: additional outputs. If the dataset exists, they do not read the text.
         console: console for the progress.
+        overrides: settings that replace the configuration's, see `bert_jax.pretrain`.
 
     Returns:
         The dataset's settings and statistics.
@@ -65,7 +67,7 @@ def examples(
     Raises:
         UserError: the section is missing, or the text cannot be read or split into pairs.
     """
-    config = as_config(config)
+    config = as_config(config, overrides)
     section = need(config.examples, "examples", "examples")
     console, extra = console or Console(), extra or ExtraOutputs()
     narrator, stage, printed_at = narrator_of(console), "reading the input", -math.inf

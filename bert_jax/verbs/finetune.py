@@ -1,12 +1,12 @@
 """`bert-jax finetune`: a pretrained run and a task's data → a fine-tuned run."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig, as_config
+from bert_jax.config import AnyConfig, RunConfig, as_config
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError
 from bert_jax.narration import speaking
@@ -30,13 +30,14 @@ TABLES: Final = ("train", "dev", "test")
 
 
 def finetune(
-    config: RunConfig | epath.PathLike,
+    config: AnyConfig,
     *,
     data: Mapping[str, Rows] | None = None,
     seeds: int | None = None,
     allow_data_change: bool = False,
     started: float | None = None,
     console: Console | None = None,
+    **overrides: Any,
 ) -> Outcome:
     """Fine-tunes as configured; resumes from the run's last checkpoint if there is one.
 
@@ -44,7 +45,7 @@ def finetune(
     `predictions/` of the dev splits, and `report.html`.
 
     Args:
-        config: a configuration or its file, with `run_dir` and `finetune`.
+        config: a configuration, a dict of its settings or its file, with `run_dir` and `finetune`.
         data: tables in memory that replace the task's files, by key: "train", "dev", "test". They
             are written to ``<run_dir>/data/``, so that the run can resume without this argument.
         seeds: number of seeds to run and compare. Default: the setting `finetune.sweep`. The run
@@ -54,6 +55,8 @@ def finetune(
         started: start of the run for its time account, in seconds since 1970. Default: the time of
             this call.
         console: console for the progress. Default: standard output.
+        overrides: settings that replace the configuration's: ``run_dir="runs/b"``, or by dotted
+            key ``**{"finetune.epochs": 2}``.
 
     Returns:
         The step reached, whether a signal stopped the run, and the best checkpoint's scores.
@@ -62,7 +65,7 @@ def finetune(
         UserError: the configuration does not fit the data, `init_from` or the run directory.
         RunStopped: bad steps ended the run, see `bert_jax.train.bad_steps`.
     """
-    config = as_config(config)
+    config = as_config(config, overrides)
     if data is not None:
         config = with_tables(config, data)
     settings = finetune_settings(config, allow_data_change=allow_data_change, started=started)

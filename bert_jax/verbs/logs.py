@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+import pydantic
+
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_bytes
 from bert_jax.launch.heartbeat_reader import read_host
@@ -18,8 +20,8 @@ _OVER: Final = ("done", "failed", "stopped")
 def logs(
     target: str,
     *,
-    worker: int = 0,
-    attempt: int | None = None,
+    worker: pydantic.NonNegativeInt = 0,
+    attempt: pydantic.PositiveInt | None = None,
     follow: bool = False,
     bucket: str | None = None,
 ) -> Iterator[bytes]:

@@ -1,11 +1,13 @@
 """`bert-jax plan`: compiles a run for TPU topologies, without a TPU."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import pydantic
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig, as_config
+from bert_jax.config import AnyConfig, RunConfig, as_config
 from bert_jax.errors import UserError
 from bert_jax.narration import narrator_of
 from bert_jax.objectives.registry import Registered
@@ -19,15 +21,16 @@ from bert_jax.verbs import starting_jax
 
 
 def plan(
-    config: RunConfig | epath.PathLike,
+    config: AnyConfig,
     topologies: Sequence[str],
     *,
-    slices: int | None = None,
-    vocab_size: int | None = None,
+    slices: pydantic.PositiveInt | None = None,
+    vocab_size: pydantic.PositiveInt | None = None,
     exact: bool = False,
     fresh: bool = False,
     suggest: bool | None = None,
     console: Console | None = None,
+    **overrides: Any,
 ) -> list[Plan]:
     """Compiles a run's train and evaluation steps; estimates memory, time and collectives.
 
@@ -36,7 +39,8 @@ def plan(
     Needs neither the data nor a TPU, only libtpu, which contains the compiler.
 
     Args:
-        config: a configuration or its file, with `model` and `train`, as for `pretrain`.
+        config: a configuration, a dict of its settings or its file, with `model` and `train`, as
+            for `pretrain`.
         topologies: names in any spelling: ``v3:4x4``, ``v5litepod-16``, ``v4-32``.
         slices: number of slices of each topology. Default: `mesh.slices`.
         vocab_size: size of a tokenizer that does not exist yet.
@@ -46,13 +50,14 @@ def plan(
         suggest: search for settings that fit; compiles up to eleven candidates. Default: search
             only if the run does not fit.
         console: console for the progress. Default: standard error.
+        overrides: settings that replace the configuration's, see `bert_jax.pretrain`.
 
     Raises:
         UserError: the topology is unknown, libtpu is missing, or mesh, batch or model do not fit
             the topology.
         RunStopped: the compiler failed.
     """
-    config = as_config(config)
+    config = as_config(config, overrides)
     if not topologies:
         raise UserError(
             "plan.topology_missing",

@@ -3,8 +3,9 @@
 import dataclasses
 import os
 import time
+from typing import Any
 
-from bert_jax.config import RunConfig, dump_config, parse_config
+from bert_jax.config import AnyConfig, RunConfig, as_config, dump_config, parse_config
 from bert_jax.errors import UserError
 from bert_jax.files.remote import absolute
 from bert_jax.launch import host_paths
@@ -31,7 +32,7 @@ from bert_jax.version import __version__
 
 
 def submit(
-    config: RunConfig,
+    config: AnyConfig,
     *,
     verb: Verb = "pretrain",
     watch: bool = False,
@@ -40,14 +41,15 @@ def submit(
     planned: bool = True,
     confirm: Confirm | None = None,
     say: Say = print,
+    **overrides: Any,
 ) -> SupervisorState:
     """Requests machines, runs a configuration on them, and replaces lost machines.
 
     ``submit(load_config("base.yaml", ["submit.on=local", "submit.bucket=/tmp/jobs"]), watch=True)``
 
     Args:
-        config: a configuration with `submit`. Relative paths are relative to the bucket. For
-            `on: local`: to the working directory.
+        config: a configuration, a dict of its settings or its file, with `submit`. Relative paths
+            are relative to the bucket. For `on: local`: to the working directory.
         verb: the verb that hosts run.
         watch: watch the job to its end, then delete its machines. Otherwise return after the
             request for machines: then only `bert_jax.watch` replaces and deletes them.
@@ -57,6 +59,7 @@ def submit(
         confirm: callback that asks the user before the job costs money, and on Ctrl-C. Default:
             do not ask.
         say: callback for output lines.
+        overrides: settings that replace the configuration's, see `bert_jax.pretrain`.
 
     Returns:
         The state of the job. Its outcome is None while the job runs.
@@ -67,7 +70,7 @@ def submit(
         KeyboardInterrupt: Ctrl-C was pressed and `watch` is false. A line on how to end the job is
             printed first.
     """
-    confirm = confirm or (lambda question: True)
+    confirm, config = confirm or (lambda question: True), as_config(config, overrides)
     prepared = prepare_job(config, verb=verb, prices=prices)
     launcher = launcher_for(prepared.job.submit)
     prepared = checked_offline(prepared, say=say)

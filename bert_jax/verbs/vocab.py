@@ -1,11 +1,12 @@
 """`bert-jax vocab`: text → tokenizer, or a run with a larger vocabulary."""
 
 import pathlib
+from typing import Any
 
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import RunConfig, as_config
+from bert_jax.config import AnyConfig, as_config
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import remove_unfinished
 from bert_jax.files.lock import hold_alone
@@ -18,21 +19,22 @@ from bert_jax.text.tokenizer import CONFIG_FILE
 
 
 def vocab(
-    config: RunConfig | epath.PathLike, *, force: bool = False, console: Console | None = None
+    config: AnyConfig, *, force: bool = False, console: Console | None = None, **overrides: Any
 ) -> Tokenizer:
     """Trains and saves the tokenizer of the section `vocab`, or extends a run's vocabulary.
 
     Args:
-        config: a configuration or its file, with `vocab`.
+        config: a configuration, a dict of its settings or its file, with `vocab`.
         force: replace an existing tokenizer or run. Datasets and runs of the old tokenizer cannot
             use the new one.
         console: console for warnings. Default: standard output.
+        overrides: settings that replace the configuration's, see `bert_jax.pretrain`.
 
     Raises:
         UserError: the section is missing, the output has a tokenizer, another process is writing
             it, or the text is too small for the vocabulary.
     """
-    config = as_config(config)
+    config = as_config(config, overrides)
     section = need(config.vocab, "vocab", "vocab")
     output = console or Console()
 

@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("t.txt", "w1\n", ("--layers", "mix"), "features.mix_without_probe", {}),
         ("t.txt", "w1\n", ("--level", "word", "--pool", "cls"), "features.level", {}),
         ("t.txt", "w1\n", ("--max-length", "41"), "features.max_length", {"positions": 40}),
-        ("t.txt", "w1\n", ("--batch-size", "0"), "batch_size.too_small", {"found": 0}),
+        ("t.txt", "w1\n", ("--batch-size", "0"), "batch_size.range", {"found": 0}),
         ("t.txt", "w1\n", ("--checkpoint", "²"), "checkpoint.unknown", {"found": "²"}),
     ],
 )

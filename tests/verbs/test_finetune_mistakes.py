@@ -114,7 +114,7 @@ def test_a_bad_table_is_named_with_its_line(
         *(
             (
                 [*verb, "--batch-size", "0"],
-                "batch_size.too_small",
+                "batch_size.range",
                 {"place": "--batch-size", "found": 0},
             )
             for verb in (
