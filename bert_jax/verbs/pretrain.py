@@ -33,9 +33,10 @@ def pretrain(
     Args:
         config: a configuration, a dict of its settings or its file, with `run_dir`, `tokenizer`,
             `model` and `train`.
-        init_from: a run directory or a model on a hub. A new run starts from its parameters, with a
-            new optimizer, schedule and data position; missing heads are initialised. A run with
-            checkpoints ignores this argument.
+        init_from: a run directory or a model on a hub. A new run has its network and starts from
+            its parameters, with a new optimizer, schedule and data position; missing heads are
+            initialised. `tokenizer` must be the model's. A run that began with this argument
+            resumes; any other run with checkpoints is refused.
         allow_data_change: whether a resumed run may use changed data.
         started: start of the process for the time account, in seconds since 1970. Default: the time
             of this call.
@@ -64,7 +65,8 @@ def pretrain_with(settings: PretrainSettings, *, console: Console) -> Outcome:
     init_from = settings.init_from
     options = {"--init-from": init_from, "--allow-data-change": settings.allow_data_change}
     if init_from is not None:
-        settings = dataclasses.replace(settings, init_from=find_origin(init_from).run_dir)
+        found = find_origin(init_from)
+        settings = dataclasses.replace(settings, origin=found.run_dir, pinned_origin=found.name)
     settings = with_teacher_of_settings(settings)
     join_same_command("pretrain", settings.mesh, {**settings.config, **options})
     with speaking(console):
