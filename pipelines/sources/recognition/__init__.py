@@ -1,0 +1,1 @@
+"""Recognition of files that are not prose, by their first bytes."""
