@@ -2,8 +2,10 @@
 
 import base64
 import hashlib
+import importlib.util
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,7 +59,7 @@ def installer() -> dict[str, bytes]:
         requirement.write_text(uv_requirement(), encoding="utf-8")
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
+                *(*_pip(), "download", "--quiet", "--no-deps"),
                 *("--require-hashes", "--only-binary", ":all:", "--platform", _HOST_PLATFORM),
                 *("--requirement", requirement, "--dest", directory),
             ],
@@ -69,14 +71,21 @@ def installer() -> dict[str, bytes]:
         if done.returncode or len(wheels) != 1:
             raise UserError(
                 "install.uv",
-                "pip cannot download it for the hosts ({reason}). Give this environment pip and "
-                "access to a package index.",
+                "pip cannot download it for the hosts ({reason}). Give this environment pip or "
+                "uv, and access to a package index.",
                 place=next(line for line in uv_requirement().splitlines() if "==" in line).split()[
                     0
                 ],
                 reason=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1],
             )
         return {wheels[0].name: wheels[0].read_bytes()}
+
+
+def _pip() -> list[str]:
+    """Returns the command of pip. An environment that uv made has none, but uv can run one."""
+    if importlib.util.find_spec("pip") is None and (uv := shutil.which("uv")) is not None:
+        return [uv, "tool", "run", "pip"]
+    return [sys.executable, "-m", "pip"]
 
 
 def versions_line(accelerator: Lock) -> str:

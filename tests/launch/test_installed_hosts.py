@@ -1,5 +1,6 @@
 """Hosts install the staged lock: from a package index, into an empty environment."""
 
+import importlib.util
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 from etils import epath
 
 from bert_jax.files.host_lock import Lock, host_lock
+from bert_jax.launch.bundle import installer
 from bert_jax.launch.job import HostStatus, JobFiles
 from bert_jax.launch.retry_policy import read_state
 from tests.launch.cloud_vm import Vm
@@ -36,21 +38,27 @@ def _staged(config: Path, bucket: Path, lock: Lock) -> Path:
     return bucket / "jobs" / "staged" / "software"
 
 
+def _unpacked(archive: Path, directory: Path) -> Path:
+    """Returns the program of uv's wheel."""
+    with zipfile.ZipFile(archive) as files:
+        (program,) = (name for name in files.namelist() if name.endswith("/scripts/uv"))
+        uv = Path(files.extract(program, directory))
+    uv.chmod(0o755)
+    return uv
+
+
 @pytest.mark.parametrize("lock", ["tpu", "gpu"])
 def test_the_staged_files_resolve(
     provider: Provider, config: Path, tmp_path: Path, lock: Lock
 ) -> None:
     software = _staged(config, tmp_path / "b", lock)
-    (uv,) = software.glob("uv-*.whl")
-    with zipfile.ZipFile(uv) as archive:
-        (program,) = (name for name in archive.namelist() if name.endswith("/scripts/uv"))
-        installer = Path(archive.extract(program, tmp_path))
-    installer.chmod(0o755)
+    (archive,) = software.glob("uv-*.whl")
+    uv = _unpacked(archive, tmp_path)
 
     def resolve(*requirements: str) -> str:
         done = subprocess.run(
             [
-                *(str(installer), "pip", "install", "--dry-run", "--no-build"),
+                *(str(uv), "pip", "install", "--dry-run", "--no-build"),
                 *("--target", str(tmp_path / "t")),
                 *("--python-version", (software / "python-version").read_text().strip()),
                 *("--python-platform", "x86_64-manylinux_2_31", *requirements),
@@ -84,6 +92,18 @@ def test_versions_are_printed_and_a_lock_elsewhere_is_refused(
     cloud = ("--on", "v5e:2x2", "--zone", "us-west4-a", "--project", "p", "--bucket", "gs://b-1")
     refusal = refused("submit", config, *cloud, "submit.lock=gpu", "--dry-run")
     assert (refusal.key, refusal.values["found"]) == ("submit.lock_local", "gpu")
+
+
+def test_an_environment_of_uv_without_pip_downloads_the_same_installer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((name, wheel),) = installer().items()
+    (tmp_path / name).write_bytes(wheel)
+    uv = _unpacked(tmp_path / name, tmp_path)
+    monkeypatch.setenv("UV_SYSTEM_CERTS", "1")
+    monkeypatch.setenv("PATH", f"{uv.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert installer() == {name: wheel}
 
 
 def test_a_missing_installer_is_one_line(
