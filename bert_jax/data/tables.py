@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from bert_jax.data.class_names import NO_CLASSES, ClassNames, names_of_schema
 from bert_jax.data.row_errors import RowError, RowErrors
+from bert_jax.data.tsv_quotes import is_quoted
 from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files import read
 from bert_jax.files.parquet import open_parquet, parquet_rows
@@ -159,8 +160,9 @@ def read_table(
 
     With the header ``text,label``, the values of ``good,1`` are ``{"text": "good", "label": "1"}``.
 
-    A .csv follows RFC 4180. In a .tsv, quotes are ordinary characters, as in GLUE's tables. The
-    first line of a .csv or .tsv is a header with column names; each line of a .jsonl has its own.
+    A .csv follows RFC 4180. In a .tsv, quotes are ordinary characters, as in GLUE's tables, unless
+    all of them are those of a CSV, as pandas writes them; see `is_quoted`. The first line of a .csv
+    or .tsv is a header with column names; each line of a .jsonl has its own.
     Blank lines are skipped, as in pandas. Text is UTF-8, with or without a byte order mark.
 
     Args:
@@ -199,17 +201,24 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_fields(
-    path: Path, *, delimiter: Delimiter | None = None, errors: RowErrors | None = None
+    path: Path,
+    *,
+    delimiter: Delimiter | None = None,
+    errors: RowErrors | None = None,
+    quoted: bool | None = None,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yields each row of a .csv or .tsv: the number of its last line, and its fields.
 
     Blank lines are skipped. A line ``""`` in a .csv is a row with one empty field. For `delimiter`
-    and `errors` see `read_table`. Raises UserError as `read_lines` does, and if a row has more than
-    `MAX_COLUMNS` columns. Raises RowError if a row is not valid CSV.
+    and `errors` see `read_table`. `quoted` is whether the file has quotes; by default, a .csv has,
+    and the content of a .tsv decides. Raises UserError as `read_lines` does, and if a row has more
+    than `MAX_COLUMNS` columns. Raises RowError if a row is not valid CSV.
     """
     between = _between(path, delimiter)
+    if quoted is None:
+        quoted = path.suffix == ".csv" or is_quoted(path, between, limit=FIELD_LIMIT)
     tsv = ((number, line.split(between, MAX_COLUMNS)) for number, line in read_lines(path) if line)
-    rows = _csv_rows(path, between, errors or RowErrors()) if path.suffix == ".csv" else tsv
+    rows = _csv_rows(path, between, errors or RowErrors()) if quoted else tsv
     for line, fields in rows:
         if len(fields) > MAX_COLUMNS:
             raise UserError(

@@ -45,7 +45,7 @@ FIGURES: Final[Mapping[ProblemName, tuple[str, ...]]] = {
 
 
 class TableSection(FilesSection):
-    """Files with named columns: .csv, .tsv (no quotes), .jsonl or .parquet.
+    """Files with named columns: .csv, .tsv, .jsonl or .parquet.
 
     ``{kind: table, train: mine.csv, text: review, label: stars}``
     """
@@ -228,7 +228,8 @@ def _labelling(
     )
     if not labelling.names:
         train = found.get("train") or _read(section, request, "train")
-        labelling = labelling.with_names_of(train.rows)
+        typed = Path(str(train.source)).suffix not in (".csv", ".tsv")
+        labelling = labelling.with_names_of(train.rows, typed=typed)
         notes += _doubts(labelling, train.source)
     if (problem == "regression") != (len(labelling.names) == 1):
         raise UserError(

@@ -27,6 +27,38 @@ def test_csv_has_quotes_and_tsv_does_not(tmp_path: Path) -> None:
     assert rows(table) == [(3, {"a": 'x\ny, "z"', "b": "1"}), (4, {"a": "w", "b": "2"})]
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        # All quotes are those of a CSV, as pandas writes them.
+        ('a\tb\n"She said ""no""."\t1\nw\t2\n', ['She said "no".', "w"]),
+        ('a\tb\n"x\ny"\t1\r\nw\t2\n', ["x\ny", "w"]),
+        ('a\tb\n"x\n\ny ""z"""\t1\n', ['x\n\ny "z"']),
+        ('a\tb\n"x\ty"\t1\nw\t2\n', ["x\ty", "w"]),
+        ('a\tb\n"x\ry"\t1\nw\t2\n', ["x\ry", "w"]),
+        ('"a"\t"b"\n"x"\t"1"\n"w"\t"2"\n', ["x", "w"]),
+        ('a\tb\n"x"\t1\n"w"\t2\n', ["x", "w"]),
+        # One quote is not, so none are.
+        (
+            'a\tb\n"She said ""no""."\t1\nShe said "no".\t2\n',
+            ['"She said ""no""."', 'She said "no".'],
+        ),
+        ('a\tb\n"x"\t1\n"w" y\t2\n', ['"x"', '"w" y']),
+        ('a\tb\n"x\t1\nw\t2\n', ['"x', "w"]),
+        ('a\tb\n5" x\t1\n"w"\t2\n', ['5" x', '"w"']),
+        # Quotations.
+        ('a\tb\n"x"\t1\nw\t2\n', ['"x"', "w"]),
+        ('a\tb\n"x\u2028y"\t1\nw\t2\n', ['"x\u2028y"', "w"]),
+    ],
+)
+def test_the_content_of_a_tsv_decides_whether_it_has_quotes(
+    tmp_path: Path, content: str, expected: list[str]
+) -> None:
+    path = tmp_path / "t.tsv"
+    path.write_bytes(content.encode())
+    assert [values["a"] for _, values in rows(path)] == expected
+
+
 def test_json_and_parquet_keep_types(tmp_path: Path) -> None:
     made = [{"a": "x", "b": 1.5, "c": ["l", "m"]}, {"a": "y", "b": None, "c": []}]
     lines = tmp_path / "t.jsonl"
@@ -155,3 +187,8 @@ def test_files_of_the_csv_module_are_read_back(
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *table])
     assert [tuple(values.values()) for _, values in rows(path)] == table
+    # In a field with tabs and line ends, a .tsv without quotes may have as many fields per line.
+    table = [row for row in table if not any("\t" in field and "\n" in field for field in row)]
+    with path.with_suffix(".tsv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows([("a", "b"), *table])
+    assert [tuple(values.values()) for _, values in rows(path.with_suffix(".tsv"))] == table

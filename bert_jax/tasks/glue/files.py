@@ -135,7 +135,7 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
 def _read_tsv(path: Path, layout: GlueTask, broken: dict[str, list[int]]) -> Iterator[TableRow]:
     """Yields the rows of an original file. Adds line numbers to `broken`."""
     header: Sequence[str] = ()
-    for line, fields in read_fields(path):
+    for line, fields in read_fields(path, quoted=False):
         if not header:
             has_none = layout is TASKS["cola"] and "sentence" not in fields
             header = _COLA if has_none and len(fields) == len(_COLA) else fields
