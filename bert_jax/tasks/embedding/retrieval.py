@@ -167,7 +167,20 @@ class RetrievalSplit(TextsSplit):
         )
         self.examples, self._data = len(queries), data
         self._by_cosine = embedding.by_cosine
+        few = len(passages) if len(passages) <= CUTOFF else 0
+        self.findings = {**self.findings, f"passages, so {FIGURES[0]} of any order is high": few}
         self.fingerprint = content_hash([data])
+
+    @property
+    def undecided(self) -> str | None:
+        """Passages that fit all queries alike, see `TextsSplit`."""
+        data = self._data
+        for query, grades in data.relevance.items():
+            judged = [grade for passage, grade in grades.items() if passage in data.passages]
+            searched = len(data.passages) - (query in data.passages)
+            if len(judged) < searched or len(set(judged)) > 1:
+                return None
+        return f"no passage that does not fit ({len(data.passages):,} in all)"
 
     def sample(self, limit: int) -> TextSample:
         """Returns rows, see `TextsSplit`: queries, one relevant passage of each, and others."""

@@ -13,7 +13,13 @@ from bert_jax.errors import SettingError, UserError
 from bert_jax.model.section import HeadsSection, Pool, PoolingSection
 from bert_jax.section import Section, Strings, refuse_ignored
 from bert_jax.tasks.embedding import retrieval
-from bert_jax.tasks.embedding.tuples import TextTuple, TupleColumns, TupleSplit, read_tuples
+from bert_jax.tasks.embedding.tuples import (
+    TextsSplit,
+    TextTuple,
+    TupleColumns,
+    TupleSplit,
+    read_tuples,
+)
 from bert_jax.tasks.family import (
     DataRequest,
     Family,
@@ -77,7 +83,8 @@ class EmbeddingSection(FilesSection):
     """Columns of texts that do not fit the anchors although they look similar."""
     score: str | None = None
     """Column of the similarities of anchors and positives. If set, dev and test tables are scored
-    by the rank correlation with this column. Otherwise they are scored as a retrieval."""
+    by the rank correlation with this column. Otherwise they are scored as a retrieval. With
+    `info_nce`, `train` must not have the column."""
     score_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest score."""
     id: str | None = None
@@ -152,7 +159,8 @@ class EmbeddingSection(FilesSection):
         if self.loss.kind == "info_nce" and not scored and role != "input":
             texts += [("task.negatives", name) for name in self.negatives]
         score, needed = self.score if scored else None, scored and needs_labels(role)
-        return TupleColumns(texts, score, self.score_range, self.id, needed)
+        ignored = self.score if self.loss.kind == "info_nce" and role == "train" else None
+        return TupleColumns(texts, score, self.score_range, self.id, needed, ignored)
 
     def _positive(self, role: str) -> str:
         if self.positive is None:
@@ -178,8 +186,8 @@ class EmbeddingSection(FilesSection):
         """Opens the tables and directories.
 
         If there is no dev set, `hold_out` takes one from the training set, without separating equal
-        anchors. Raises UserError for a missing file or column, a malformed row, or a training set
-        that is too small for `hold_out`.
+        anchors. Raises UserError for a missing file or column, a malformed row, a training set that
+        is too small for `hold_out`, or a dev set on which all models have the same score.
         """
         embedding = self.embedding(request.embedding)
         tables: dict[str, Sequence[TextTuple]] = {}
@@ -203,6 +211,16 @@ class EmbeddingSection(FilesSection):
         for role in request.roles:
             if role in tables:
                 splits[role] = self._split(role, tables[role], request, embedding)
+        chosen_by = splits.get("dev") if "train" in request.roles else None
+        if isinstance(chosen_by, TextsSplit) and (reason := chosen_by.undecided) is not None:
+            raise UserError(
+                "embedding.dev_undecided",
+                "found {found}, so every model has the same score. Use a larger file, or without "
+                "dev a larger dev_fraction (now {fraction}).",
+                place="task.dev",
+                found=reason,
+                fraction=self.dev_fraction,
+            )
         for role, split in splits.items():
             notes += count_notes(role, split.findings)
         held = next((split for role, split in splits.items() if role != "train"), None)

@@ -7,6 +7,7 @@ import numpy as np
 
 from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
 from bert_jax.data.tables import RowError, RowErrors, TableRow
+from bert_jax.errors import UserError
 from bert_jax.tasks.family import Encoded, Record, Split, content_hash
 from bert_jax.tasks.labels import number_of
 from bert_jax.tasks.table import row_id
@@ -34,6 +35,7 @@ class TupleColumns(NamedTuple):
     score_range: tuple[float, float]
     id: str | None
     score_needed: bool  # whether every row must have a score
+    ignored: str | None = None  # column of scores that the loss would ignore
 
     @property
     def required(self) -> list[tuple[str, str | None]]:
@@ -47,14 +49,24 @@ def read_tuples(
 ) -> list[TextTuple]:
     """Returns the rows of a table.
 
-    Raises UserError for a missing column, and RowError for an empty text, an id of a wrong type, or
-    a score that is missing, no number or out of range.
+    Raises UserError for a missing column, or scores that the loss would ignore, and RowError for an
+    empty text, an id of a wrong type, or a score that is missing, no number or out of range.
     """
     found: list[TextTuple] = []
     required = columns.required
 
     def read(row: TableRow) -> None:
         row.require(required)
+        if columns.ignored in row.values:
+            raise UserError(
+                "embedding.score_ignored",
+                'found the column "{column}" in {table}, but the loss info_nce takes every pair as '
+                "texts that fit. Use loss.kind cosent or cosine. Or keep the pairs that fit, "
+                "without this column.",
+                place="task.score",
+                column=columns.ignored,
+                table=row.path,
+            )
         texts = tuple(text_of(row, name) for _, name in columns.texts)
         name = columns.id or ("id" if "id" in row.columns else None)
         number = len(found) + errors.count if name is None else row_id(row, name)
@@ -164,6 +176,11 @@ class TextsSplit(Split):
         del index
         return logits[..., : self._dimensions]
 
+    @property
+    def undecided(self) -> str | None:
+        """Reason why every model has the same score on the split. None if models can differ."""
+        return None
+
     def sample(self, limit: int) -> TextSample:
         """Returns rows with about `limit` texts, spread over the split."""
         raise NotImplementedError
@@ -193,6 +210,12 @@ class TupleSplit(TextsSplit):
             [[numbers.setdefault(text, len(numbers)) for text in row.texts] for row in rows],
             np.int32,
         )
+
+    @property
+    def undecided(self) -> str | None:
+        """Rows with equal scores, see `TextsSplit`: they have no rank correlation."""
+        equal = len({row.score for row in self._rows}) == 1
+        return f"equal scores in all rows ({len(self._rows):,})" if equal else None
 
     def targets(self, index: int) -> dict[str, Any]:
         """Returns the numbers of a row's texts, and its score if it has one."""

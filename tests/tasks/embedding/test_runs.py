@@ -210,6 +210,12 @@ def test_single_texts_learn_from_dropout(tmp_path: Path) -> None:
             "finetune.dropout",
         ),
         (["finetune.task.loss.matryoshka=[65]"], "embedding.matryoshka", "finetune.task.loss"),
+        (["finetune.task.score=score"], "embedding.score_ignored", "task.score"),
+        (
+            ["finetune.task.dev={row}", "finetune.task.negatives=[]"],
+            "embedding.dev_undecided",
+            "task.dev",
+        ),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -221,6 +227,7 @@ def test_the_command_names_what_is_wrong(
     paths = {
         "table": str(write_jsonl(tmp_path / "table.jsonl", rows)),
         "beir": str(write_beir(tmp_path / "beir", pairs(4, 1), "test")),
+        "row": str(write_jsonl(tmp_path / "row.jsonl", pairs(1, 1))),
     }
     found = [override.format(**paths) for override in overrides]
     line = refused("finetune", trained.config, f"run_dir={tmp_path}/run", *found)

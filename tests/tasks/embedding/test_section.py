@@ -83,7 +83,8 @@ def test_other_tables_have_the_same_rows(tmp_path: Path, suffix: str) -> None:
 
 def test_single_texts_are_encoded_twice(tmp_path: Path) -> None:
     write_lines(tmp_path / "train.csv", ROWS)
-    changes = {"loss": {"kind": "simcse"}, "dev": str(write_beir(tmp_path / "beir", [ROW]))}
+    beir = write_beir(tmp_path / "beir", [ROW, {"question": "w5", "answer": "w6 w7"}])
+    changes = {"loss": {"kind": "simcse"}, "dev": str(beir)}
     family = opened(tmp_path, **changes, positive=None)
     assert texts_of(family.splits["train"])[0] == [words(1), words(1)]
     assert family.best_metric == "ndcg@10"
@@ -94,7 +95,7 @@ def test_single_texts_are_encoded_twice(tmp_path: Path) -> None:
 
 
 def test_a_dev_set_is_held_out_without_separating_equal_anchors(tmp_path: Path) -> None:
-    rows = [f"w{number // 2},w{number},w3,1" for number in range(40)]
+    rows = [f"w{number // 2},w{number},w3,{number % 5}" for number in range(40)]
     write_lines(tmp_path / "train.csv", ["q,a,n,s", *rows])
     family = opened(tmp_path, dev_fraction=0.2)
     train, dev = (family.splits[role] for role in ("train", "dev"))
@@ -177,7 +178,8 @@ def test_a_wrong_relevance_file_is_named_with_its_line(tmp_path: Path, name: str
 
 
 def test_a_test_directory_is_checked_before_the_training(tmp_path: Path) -> None:
-    write_lines(tmp_path / "train.csv", ROWS)
+    pairs = [f"w{number},w{number + 1}" for number in range(20)]
+    write_lines(tmp_path / "train.csv", ["q,a", *pairs])
     beir = write_beir(tmp_path / "beir", [ROW, ROW], role="test")
     path = write_qrels(beir, [("q0", "p0", 1), ("q1", "p9", 1)], role="test")
     family = opened(tmp_path, "train", "dev", test=str(beir))
@@ -239,6 +241,42 @@ def test_wrong_settings_are_named(
 ) -> None:
     with refuses(key, place=place):
         section_of(tmp_path, **changes)
+
+
+def test_scores_need_a_loss_that_reads_them(tmp_path: Path) -> None:
+    """`info_nce` would take a pair with the score 0 as texts that fit."""
+    train = write_lines(tmp_path / "train.csv", ROWS)
+    with refuses("embedding.score_ignored", place="task.score", column="s", table=train):
+        opened(tmp_path, score="s")
+    dev = write_lines(tmp_path / "dev.csv", ROWS)
+    write_lines(train, [row.rsplit(",", 1)[0] for row in ROWS])
+    family = opened(tmp_path, score="s", score_range=[0, 5], dev=str(dev))
+    assert family.best_metric == "spearman"
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "found"),
+    [
+        (["w1,w2,w3,1"], {}, "1 in all"),
+        (["w1,w2,w3,1", "w1,w4,w3,1"], {}, "2 in all"),
+        (["w1,w2,w3,1", "w4,w2,w3,1"], {}, "1 in all"),
+        (["w1,w2,w3,5"], SCORED, "(1)"),
+        (["w1,w2,w3,5", "w4,w5,w3,5"], SCORED, "(2)"),
+    ],
+)
+def test_a_dev_set_without_a_choice_is_refused(
+    tmp_path: Path, rows: list[str], settings: dict[str, Any], found: str
+) -> None:
+    """Every model would have an nDCG of 1, or no rank correlation."""
+    write_lines(tmp_path / "train.csv", ROWS)
+    dev = write_lines(tmp_path / "dev.csv", [ROWS[0], *rows])
+    with refuses("embedding.dev_undecided", place="task.dev") as error:
+        opened(tmp_path, **settings, dev=str(dev))
+    assert found in error.value.values["found"]
+    assert opened(tmp_path, "dev", **settings, dev=str(dev)).splits["dev"].examples > 0
+    write_lines(dev, [*ROWS[:3], *rows])
+    notes = opened(tmp_path, **settings, dev=str(dev)).notes
+    assert any("ndcg@10 of any order is high" in note for note in notes) == (not settings)
 
 
 def test_an_unknown_column_is_named(tmp_path: Path) -> None:
