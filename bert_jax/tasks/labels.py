@@ -1,6 +1,5 @@
 """Parses the labels of sequence classification and regression."""
 
-import contextlib
 import math
 import re
 from collections import Counter
@@ -11,6 +10,8 @@ from bert_jax.data.tables import RowError
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.section import ProblemName
+from bert_jax.tasks.family import Record
+from bert_jax.tasks.label_values import is_list_text, is_missing_text
 
 # Index in `Labelling.names`, set of indices (multi-label), number (regression), or None if the
 # example is unlabelled.
@@ -47,6 +48,7 @@ class Labelling(NamedTuple):
     separator: str = "|"  # separator of the labels in multi-label data
     threshold: float = 0.5  # multi-label: minimum probability to predict a label
     hint: str = ""  # appended to the error for a label that is not a number
+    integers: bool = False  # whether the labels are whole numbers in the training set
 
     def spell(self, target: Target) -> str | list[str] | float | None:
         """Converts a target for a record: to a label, a sorted list of labels, a number or None."""
@@ -91,31 +93,46 @@ class Labelling(NamedTuple):
         numbers = [label_number(name, self.names, place=place) for name in names]
         return frozenset(numbers) if several else numbers[0]
 
-    def without_unknown(self, rows: Sequence[TextRow]) -> tuple[Sequence[TextRow], int]:
-        """Returns rows with None for each label -1, and the number of these labels.
+    def without_unknown(self, rows: Sequence[TextRow]) -> tuple[Sequence[TextRow], Counter[str]]:
+        """Returns rows with None for each label -1 or ``nan``, and the numbers of these labels.
 
         GLUE and `datasets` write -1 for the hidden labels of a test set. If -1 is a label of the
-        model, or in a regression one of several numbers, it stays.
+        model, or in a regression one of several numbers, it stays. Programs write missing values
+        as texts such as ``nan``, which stay if they are labels of the model.
         """
-        unknown = [number_of(row.label) == UNKNOWN for row in rows]
-        is_number = self.problem == "regression"
-        if is_number and not all(
-            row.unlabelled or none for row, none in zip(rows, unknown, strict=True)
-        ):
-            return rows, 0
-        if not is_number and str(UNKNOWN) in self.names:
-            return rows, 0
-        pairs = zip(rows, unknown, strict=True)
-        return [row._replace(label=None) if none else row for row, none in pairs], sum(unknown)
+        known = {UNKNOWN} if str(UNKNOWN) in self.names else set[float]()
+        if self.problem == "regression":
+            known = {number for row in rows if (number := number_of(row.label)) is not None}
+            known = known if known != {UNKNOWN} else set()
+        missing: Counter[str] = Counter()
+        kept: list[TextRow] = []
+        for row in rows:
+            is_unknown = number_of(row.label) == UNKNOWN and UNKNOWN not in known
+            if is_unknown or (is_missing_text(row.label) and row.label not in self.names):
+                missing[str(UNKNOWN) if is_unknown else row.label] += 1
+                row = row._replace(label=None)
+            kept.append(row)
+        return kept, missing
 
     def names_in(self, row: TextRow) -> list[str]:
         """Returns the labels of a row, at most one unless the data are multi-label.
 
-        Raises RowError if the label is an object, or a list in single-label data.
+        Raises RowError if the label is an object, a list written as text, or a list in single-label
+        data.
         """
         found = row.label
         if row.unlabelled:
             return []
+        if isinstance(found, str) and found not in self.names and is_list_text(found):
+            raise RowError(
+                "label.list_text",
+                "found {found!r}, a list written as text, allowed: one label. Write rows with "
+                "lists to a .jsonl or .parquet, or the labels as a{separator}b, with "
+                "finetune.task.problem=multi_label.",
+                place=self._place(row),
+                found=found,
+                separator=self.separator,
+            )
         if self.problem == "multi_label":
             parts = found.split(self.separator) if isinstance(found, str) else found
             if isinstance(parts, list):
@@ -133,27 +150,41 @@ class Labelling(NamedTuple):
         if isinstance(found, str | int | float):
             return str(found)
         raise RowError(
-            "label.type", "found {found!r}, allowed: a label", place=self._place(row), found=found
+            "label.kind",
+            "found {found!r} ({type}), allowed: a text, a number, true or false. Convert the "
+            "labels to one of these types.",
+            place=self._place(row),
+            found=found,
+            type=type(found).__name__,
         )
 
     def _place(self, row: TextRow) -> str:
         return f'{row.place}: column "{self.column}"'
 
-    def with_names_of(self, rows: Sequence[TextRow]) -> Self:
+    def with_names_of(self, rows: Sequence[TextRow], *, typed: bool) -> Self:
         """Returns a copy with the labels of a training set.
 
-        Labels are sorted, integers by value. Raises UserError if there are fewer than two labels.
+        Labels are sorted, integers by value. `typed` says whether the table distinguishes numbers
+        from texts. Raises UserError if there are fewer than two labels.
         """
         if self.problem == "regression":
             return self._replace(names=(self.column,))
         names: set[str] = set()
+        refused: RowError | None = None
         for row in rows:
-            with contextlib.suppress(RowError):  # `target` raises the error later
+            try:
                 names.update(self.names_in(row))
+            except RowError as error:  # `target` raises the error later
+                refused = refused or error
         if len(names) < 2:
+            if refused is not None:
+                raise refused
             raise too_few_labels(names, rows[0].place.rpartition(": ")[0], self.column)
         if all(is_whole(name.removeprefix("-")) for name in names):
-            return self._replace(names=tuple(sorted(names, key=lambda name: (int(name), name))))
+            ordered = sorted(names, key=lambda name: (int(name), name))
+            texts = typed and any(_has_text(row.label) for row in rows)
+            integers = not texts and all(str(int(name)) == name for name in names)
+            return self._replace(names=tuple(ordered), integers=integers)
         return self._replace(names=tuple(sorted(names)))
 
     def weights(self, weighting: Weighting, targets: Iterable[Target]) -> tuple[float, ...] | None:
@@ -183,6 +214,24 @@ class Labelling(NamedTuple):
             counts.total() / (len(counts) * counts[number]) if counts[number] else 1.0
             for number in range(len(self.names))
         )
+
+
+def _has_text(label: Any) -> bool:
+    return any(map(_has_text, label)) if isinstance(label, list) else isinstance(label, str)
+
+
+def with_integers(records: Sequence[Record]) -> list[Record]:
+    """Returns records with labels as numbers: ``{"prediction": "1"}`` → ``{"prediction": 1}``."""
+    keys = ("label", "prediction", "probabilities")
+    return [record | {key: _integers(record.get(key)) for key in keys} for record in records]
+
+
+def _integers(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {int(name): value for name, value in found.items()}
+    if isinstance(found, list):
+        return [_integers(each) for each in found]
+    return int(found) if isinstance(found, str) else found
 
 
 def number_of(label: Any) -> float | None:
@@ -267,6 +316,8 @@ def unknown_label(
 def _hint(found: str, allowed: Sequence[str]) -> str:
     if number_of(found) == UNKNOWN:
         return "; in tables of datasets, -1 is a missing label"
+    if is_missing_text(found):
+        return "; if it marks a missing label, remove the row"
     return did_you_mean(found, allowed)
 
 

@@ -24,6 +24,7 @@ from bert_jax.tasks.family import (
     no_rows,
     row_errors,
 )
+from bert_jax.tasks.label_values import is_missing_text, plain_label
 from bert_jax.tasks.labels import (
     UNKNOWN,
     Labelling,
@@ -105,7 +106,8 @@ class TableSection(FilesSection):
                 notes += count_notes(source, {around: len(padded)})
             if not needs_labels(name):
                 rows, unknown = labelling.without_unknown(rows)
-                notes += count_notes(source, {"labels are -1 and count as missing": unknown})
+                what = "labels are {} and count as missing"
+                notes += count_notes(source, {what.format(each): n for each, n in unknown.items()})
             # In multi-label data, an empty cell is an empty set of labels. If all cells are empty,
             # the split is unlabelled instead.
             if not needs_labels(name) and all(row.unlabelled for row in rows):
@@ -176,9 +178,7 @@ def text_rows(
         row.require(required)
         number = len(found) + errors.count
         named = number if section.id is None else row_id(row, section.id)
-        label = row.labels(section.label)
-        if isinstance(label, float) and math.isnan(label):
-            label = None  # a missing number in Parquet
+        label = plain_label(row.labels(section.label))
         if isinstance(label, str) and label != label.strip():
             padded.append(label)
             label = label.strip()
@@ -254,6 +254,9 @@ def _doubts(labelling: Labelling, source: Path | MemoryTable) -> list[str]:
         shown = ", ".join(shown_labels(alike))
         notes.append(f"{source}: labels that differ only in case are different labels: {shown}")
     numbers = [str(number) for number in range(UNKNOWN, len(labelling.names) - 1)]
+    if missing := [*filter(is_missing_text, labelling.names)]:
+        shown = ", ".join(missing)
+        notes.append(f"{source}: labels that may stand for missing values are labels: {shown}")
     if [*labelling.names] == numbers:
         notes.append(f"{source}: {UNKNOWN} is a label; if it marks missing labels, remove its rows")
     return notes

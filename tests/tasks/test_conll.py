@@ -29,7 +29,7 @@ Peter NNP I-NP I-PER
 def test_columns_of_2003_are_read_sentence_by_sentence(tmp_path: Path) -> None:
     file = read_conll(write(tmp_path, COLUMNS_OF_2003), labelled=True)
     assert file.sentences[0].labels is not None
-    assert [tuple(sentence) for sentence in file.sentences] == [
+    assert [sentence[:3] for sentence in file.sentences] == [
         (["EU", "rejects"], ["I-ORG", "O"], [3, 4]),
         (["Peter", "#"], ["I-PER", "O"], [7, 8]),
     ]
@@ -126,6 +126,7 @@ def test_comments_of_the_same_width_begin_every_sentence(tmp_path: Path) -> None
         ('{"tokens": ["a", "b"], "ner_tags": [0, 1]}\n', "rows", {"found": "JSON lines"}),
         ('\ufeff[{"tokens": ["a"], "ner_tags": [0]}]', "rows", {"found": "a JSON list"}),
         ("PAR1\x15", "rows", {"found": "Parquet"}),
+        ("a,B-A\nb,O\n", "rows", {"found": "a CSV table"}),
     ],
 )
 def test_other_formats_are_named(
@@ -134,6 +135,28 @@ def test_other_formats_are_named(
     path = write(tmp_path, text)
     with refuses(f"tokens.{key}", place=path, **values):
         read_conll(path, labelled=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Sentence #,Word,POS,Tag\nSentence: 1,EU,NNP,B-ORG\n,rejects,VBZ,O\n",
+        "tokens,ner_tags\n\"['EU', 'rejects']\",\"['B-ORG', 'O']\"\n",
+        "word;tag\nEU;B-ORG\n",
+    ],
+)
+def test_a_csv_is_named(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, text).rename(tmp_path / "train.csv")
+    for labelled in (False, True):
+        with refuses("tokens.rows", place=path, found="a CSV table"):
+            read_conll(path, labelled=labelled)
+
+
+def test_a_header_is_not_a_token(tmp_path: Path) -> None:
+    for text, separator in (("word\tTag\nEU\tB-ORG\n", None), ("token,ner_tag\nEU,O\n", ",")):
+        path = write(tmp_path, text)
+        with refuses("tokens.header", place=f"{path}: line 1"):
+            read_conll(path, labelled=True, separator=separator)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ def test_rows_in_a_json_file_are_named_with_the_suffix_to_use(tmp_path: Path) ->
         with refuses(key, place=path) as error:
             _read(str(path))
         assert ".jsonl" in str(error.value)
+        assert ". Write" in str(error.value)
 
 
 def test_a_family_of_rows_in_memory(tmp_path: Path) -> None:

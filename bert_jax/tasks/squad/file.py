@@ -56,7 +56,7 @@ def read_squad(
         values = read_json_object(path, limit=MAX_FILE_BYTES)
     except UserError as error:
         if error.key in ("json.invalid", "json.kind"):
-            raise error.followed_by(_ROWS) from None
+            raise error.followed_by("." + _ROWS) from None
         raise
     data = values.get("data")
     if isinstance(data, list) and any(

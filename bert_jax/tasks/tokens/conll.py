@@ -11,6 +11,12 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import require_file
 
 _DOCUMENT_START: Final = "-DOCSTART-"
+_TABLE: Final = "a CSV table"
+# A first line of two such names is a header.
+_COLUMN_NAME: Final = re.compile(
+    r"(tokens?|words?|text|form|sentence|lemma|(pos|chunk|ner|iob)(_tags?)?|tags?|labels?|entity)",
+    re.IGNORECASE,
+)
 # `str.split()` would also split at no-break spaces, which tokens may contain.
 _WHITE_SPACE: Final = re.compile("[ \t]+")
 # "#" as a token is a line with as many columns as other lines.
@@ -23,6 +29,7 @@ class Sentence(NamedTuple):
     tokens: list[str]
     labels: list[str] | None
     lines: list[int]  # line number of each token
+    whole_text: str | None = None  # text that was divided into the tokens
 
 
 class ConllFile(NamedTuple):
@@ -86,7 +93,7 @@ def read_conll(
             lacks a column, a token or a required label, or its number of columns differs from the
             line before. The column of tokens numbers them.
     """
-    _refuse_rows(path)
+    _refuse_rows(path, separator)
 
     def split(line: str) -> list[str]:
         return line.split(separator) if separator else _WHITE_SPACE.split(line.strip(" \t"))
@@ -121,6 +128,8 @@ def read_conll(
                 before=before,
             )
         before, width = number, len(fields)
+        if labelled and width == 1 and separator is None and re.search("[,;]", line):
+            raise _rows(path, _TABLE)
         if labelled and label_at == token_at:
             raise UserError(
                 "tokens.same_column",
@@ -143,7 +152,9 @@ def read_conll(
                 "tokens.no_label", "found no label, allowed: one for every token", place=place
             )
         blocks[at].append((fields[token_at], name, number))
-    sentences = [Sentence(*map(list, zip(*block, strict=True))) for block in blocks if block]
+    sentences = [
+        Sentence(*map(list, zip(*block, strict=True)), whole_text=None) for block in blocks if block
+    ]
     if not sentences:
         raise UserError(
             "tokens.no_sentences",
@@ -151,6 +162,7 @@ def read_conll(
             place=path,
         )
     _refuse_index(path, sentences, token_at, width)
+    _refuse_header(path, sentences[0])
     names = [name for sentence in sentences for name in sentence.labels or ()]
     columns = (token_at, label_at, width)
     if all(names):
@@ -177,22 +189,29 @@ def _comments(
     return {number for head in heads for number, line in head if len(split(line)) != width}
 
 
-def _refuse_rows(path: Path) -> None:
-    """Raises UserError if a file contains rows instead of columns."""
+def _refuse_rows(path: Path, separator: str | None) -> None:
+    """Raises UserError if a file contains rows, or columns between other separators."""
     require_file(path)
     with path.open("rb") as file:
         found = "Parquet" if file.read(4) == b"PAR1" else None
     if found is None:
         lines = (line.strip() for _, line in read_lines(path))
-        found = _json_kind(next(filter(None, lines), ""), path.suffix)
+        first = next(filter(None, lines), "")
+        found = _json_kind(first, path.suffix)
+        is_table = path.suffix == ".csv" and separator is None and re.search("[,;]", first)
+        found = found or (_TABLE if is_table else None)
     if found is not None:
-        raise UserError(
-            "tokens.rows",
-            "found {found}, allowed: one token per line, in columns. Write rows with tokens and "
-            "ner_tags to a .jsonl (one object per line) or a .parquet.",
-            place=path,
-            found=found,
-        )
+        raise _rows(path, found)
+
+
+def _rows(path: Path, found: str) -> UserError:
+    return UserError(
+        "tokens.rows",
+        "found {found}, allowed: one token per line, in columns. Write rows with tokens and "
+        "ner_tags to a .jsonl (one object per line) or a .parquet.",
+        place=path,
+        found=found,
+    )
 
 
 def _json_kind(line: str, suffix: str) -> str | None:
@@ -229,6 +248,18 @@ def _refuse_index(path: Path, sentences: Sequence[Sentence], token: int, width: 
                 width=width,
                 following=(token + 1) % width,
             )
+
+
+def _refuse_header(path: Path, first: Sentence) -> None:
+    """Raises UserError if the first line has names of columns."""
+    header = [first.tokens[0], (first.labels or [""])[0]]
+    if all(map(_COLUMN_NAME.fullmatch, header)):
+        raise UserError(
+            "tokens.header",
+            "found the names of columns {found}, allowed: a token with its label. Remove the line.",
+            place=f"{path}: line {first.lines[0]}",
+            found=header,
+        )
 
 
 def _column(place: str, fields: list[str], key: str, number: int) -> int:
