@@ -3,21 +3,25 @@
 import contextlib
 import errno
 import glob
+import itertools
 import os
 import pathlib
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
+from bert_jax.files.lock import LOCK
 from bert_jax.files.remote import is_remote
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNFINISHED: Final = ".tmp"
+_REPLACED: Final = ".old"  # a directory while another one takes its place
+_ANY_HEX: Final = "[0-9a-f]" * 32
 
 
 def output_exists(path: os.PathLike[str]) -> UserError:
@@ -41,7 +45,7 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
             raise
         raise UserError(
             "disk.full",
-            "{reason} while writing. Make room and run the command again: finished parts are kept.",
+            "{reason} while writing. Make room and run the command again.",
             place=path,
             reason=reason.lower(),
         ) from error
@@ -147,6 +151,28 @@ def whole_file(target: epath.PathLike) -> Iterator[pathlib.Path]:
             temporary.replace(target)
 
 
+def write_together(directory: epath.PathLike, contents: Mapping[str, bytes]) -> None:
+    """Writes files to a directory, local or ``gs://``, by name and in this order.
+
+    If the disk is full, writes none of them, and creates no directory. Raises UserError like
+    `write_whole`.
+    """
+    root = epath.Path(directory)
+    above = [] if is_remote(root) else [root, *root.parents]
+    missing = list(itertools.takewhile(lambda path: not path.exists(), above))
+    try:
+        with write_errors(root), contextlib.ExitStack() as moves:
+            if above:
+                root.mkdir(parents=True, exist_ok=True)
+            for name in reversed(contents):  # the last to enter is the first to be moved
+                moves.enter_context(whole_file(root / name)).write_bytes(contents[name])
+    except UserError:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
+
+
 @contextlib.contextmanager
 def whole_directory(target: epath.PathLike, *, last: str) -> Iterator[pathlib.Path]:
     """Yields a temporary local directory, and moves it to ``target`` after the block.
@@ -178,24 +204,62 @@ def is_whole(directory: epath.PathLike, *, last: str) -> bool:
 
 
 @contextlib.contextmanager
-def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
+def new_directory(
+    path: pathlib.Path, *, force: bool, ours: Callable[[pathlib.Path], bool]
+) -> Iterator[pathlib.Path]:
     """Yields a temporary directory, and moves it to the local ``path`` after the block.
 
-    With ``force``, replaces an existing directory when the new one is complete. Raises UserError if
-    ``path`` contains files and ``force`` is False, or if ``path`` cannot be written.
+    With ``force``, replaces an existing directory when the new one is complete. `ours` returns
+    whether this program has written a directory. Raises UserError if ``path`` contains files and
+    ``force`` is False or the files are not ours, or if ``path`` cannot be written.
     """
-    if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
-        raise output_exists(path)
+    restore_replaced(path)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        if not force:
+            raise output_exists(path)
+        _require_ours(path, ours)
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(epath.Path(path)) as temporary:
             temporary.mkdir()
             yield temporary
-            replaced = unfinished(path)
+            replaced = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_REPLACED}")
             if path.exists():
                 path.replace(replaced)
-            temporary.replace(path)
+            try:
+                temporary.replace(path)
+            finally:
+                restore_replaced(path)
             _remove(replaced)
+
+
+def _require_ours(path: pathlib.Path, ours: Callable[[pathlib.Path], bool]) -> None:
+    """Raises UserError if --force would delete files that this program has not written.
+
+    Hidden files, such as those of git, are never ours.
+    """
+    foreign = ["other files"]
+    if path.is_dir() and ours(path):
+        names = {each.name for each in path.iterdir()} - {LOCK}
+        foreign = sorted(name for name in names if name.startswith("."))
+    if foreign:
+        raise UserError(
+            "output.foreign",
+            "found {found}. --force replaces only an empty directory or one that the same verb has "
+            "written. Choose another path, or delete this one yourself.",
+            place=path,
+            found=foreign[0],
+        )
+
+
+def restore_replaced(path: epath.PathLike) -> None:
+    """Restores a local directory if a process was killed while it replaced the directory."""
+    if is_remote(path) or os.path.exists(path):
+        return
+    local = pathlib.Path(path)
+    for aside in local.parent.glob(f"{glob.escape(local.name)}.{_ANY_HEX}{_REPLACED}"):
+        with contextlib.suppress(OSError):  # another process restores it
+            aside.rename(local)
 
 
 def unfinished(path: pathlib.Path) -> pathlib.Path:
@@ -209,8 +273,11 @@ def remove_unfinished(directory: pathlib.Path, *, of: str | None = None) -> None
     If `of` is given, removes only temporary files of the file name `of`. No other process may be
     writing these files.
     """
-    name = "*" if of is None else glob.escape(of)
-    for path in directory.glob(f"{name}.{'[0-9a-f]' * 32}{_UNFINISHED}"):
+    names = [f"*.{_ANY_HEX}{_UNFINISHED}"]
+    if of is not None:
+        restore_replaced(directory / of)
+        names = [f"{glob.escape(of)}.{_ANY_HEX}{kind}" for kind in (_UNFINISHED, _REPLACED)]
+    for path in (found for name in names for found in directory.glob(name)):
         _remove(path)
 
 
@@ -231,7 +298,7 @@ def _temporary(target: epath.Path) -> Iterator[pathlib.Path]:
 
 
 def _remove(path: pathlib.Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

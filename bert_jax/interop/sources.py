@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bert_jax.errors import UserError, differing
+from bert_jax.files.atomic import restore_replaced
 from bert_jax.files.hub import endpoint, in_one_line, library
 from bert_jax.files.read import sha256_of_files
 from bert_jax.files.remote import is_remote
@@ -140,6 +141,7 @@ def is_checkpoint(source: str | os.PathLike[str]) -> bool:
     text = str(source)
     if is_remote(text):
         return False
+    restore_replaced(text)
     directory = Path(text)
     if (match := _PINNED.fullmatch(text)) and not directory.exists():
         return not (Path(match["path"]) / "config.yaml").exists()

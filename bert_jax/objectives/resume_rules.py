@@ -27,8 +27,9 @@ from bert_jax.objectives.train_section import TrainSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.run_directory import Run, read_run_provenance
 from bert_jax.runs.setting_changes import find_changes, refuse_other_settings
+from bert_jax.train.checkpoint_manifest import IMPORTED
 from bert_jax.train.checkpointer import Checkpointer
-from bert_jax.train.progress import IMPORTED, TrainProgress
+from bert_jax.train.progress import TrainProgress
 
 
 class DataFingerprints(NamedTuple):

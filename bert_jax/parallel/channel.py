@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from bert_jax.errors import PeerLost, first_line
+from bert_jax.errors import PeerLost, UserError, first_line
 from bert_jax.files.scratch import delete_scratch
 
 PEER_LOST: Final = 4  # exit code after the loss of another process
 INTERRUPTED: Final = 3  # exit code of a run that a signal stopped; it can be resumed
+_MISTAKE: Final = 2  # exit code of a UserError; another start would end in the same way
 _POLL_SECONDS: Final = 0.5
 # An error often occurs in all processes. After another process fails, this process continues for
 # this time, so that it can print its own error.
@@ -197,14 +198,16 @@ class Channel:
             if int(code) in (0, INTERRUPTED):
                 continue
             if time.monotonic() - failed.setdefault(name, time.monotonic()) > _GRACE_SECONDS:
-                ended = PeerLost(
+                # A mistake on one host, such as a missing file, is a mistake of the whole job.
+                mistake = int(code) == _MISTAKE
+                ended = (UserError if mistake else PeerLost)(
                     "processes.peer_ended",
                     "{peer} ended with exit code {code}: {reason}",
                     peer=str(self.members[int(name.removeprefix("left."))]),
                     code=int(code),
                     reason=line,
                 )
-                end_now(PEER_LOST, ended.line())
+                end_now(_MISTAKE if mistake else PEER_LOST, ended.line())
         gone = [i for i in self.members if i not in alive and f"left.{i}" not in left]
         if gone:
             error = PeerLost(

@@ -1,5 +1,6 @@
 """Joins the processes of a job."""
 
+import dataclasses
 import os
 import sys
 import threading
@@ -26,10 +27,16 @@ from bert_jax.version import __version__
 _JOIN_SECONDS: Final = 30  # time limit, after all processes have reported
 
 
-def join(section: DistributedSection, *, command: Mapping[str, Any] | None = None) -> None:
+def join(
+    section: DistributedSection,
+    *,
+    command: Mapping[str, Any] | None = None,
+    error: UserError | None = None,
+) -> None:
     """Waits for the other processes and joins them. Later calls do nothing.
 
-    `command` is the command and settings of this process, as nested plain JSON.
+    `command` is the command and settings of this process, as nested plain JSON. `error` is an error
+    of this process: all processes raise it instead of joining.
 
     Raises:
         PeerLost: a process did not report in time.
@@ -44,7 +51,7 @@ def join(section: DistributedSection, *, command: Mapping[str, Any] | None = Non
             "mesh.distributed.enabled alone, which also handles signals and lost processes.",
             place="mesh.distributed",
         )
-    meeting = _meeting(section, command)
+    meeting = dataclasses.replace(_meeting(section, command), error=error)
     if meeting.count == 1:
         STOP.release()
         return

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from bert_jax.errors import PeerLost, UserError, first_line
+from bert_jax.errors import KeyedError, PeerLost, UserError, first_line
 from bert_jax.parallel.channel import Member
 from bert_jax.parallel.error_json import error_from_json, error_to_json
 from bert_jax.parallel.same_settings import Difference, Flat, difference_error, first_difference
@@ -47,6 +47,7 @@ class Meeting:
     seconds: float  # time limit
     command: Flat  # settings that must be equal in all processes
     signal: Callable[[], str]  # returns the name of a received signal, or ""
+    error: UserError | None = None  # error of this process, which ends all of them
     began: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -65,7 +66,8 @@ def meet(meeting: Meeting) -> Members:
 
     Raises:
         PeerLost: a process did not report in time.
-        UserError: commands or numbers of processes differ, or two processes have the same index.
+        UserError: commands or numbers of processes differ, two processes have the same index, or a
+            process has reported an error.
         StopRequested: a process received a signal.
     """
     me = Member(meeting.index, socket.gethostname(), os.getpid())
@@ -88,6 +90,8 @@ class _Host(socketserver.TCPServer):
         self._differences: dict[int, Difference | None] = {0: None}
         self._outcome: dict[str, Any] = {}
         self._informed = {0}
+        if meeting.error is not None:
+            self._fail(meeting.error, me)
         super().__init__(("", meeting.port), _Request)
 
     def server_bind(self) -> None:
@@ -109,13 +113,16 @@ class _Host(socketserver.TCPServer):
                     self._outcome["members"] = self._members
             elif meeting.is_over:
                 self._refuse(_missing(meeting, self._members))
-        waiting = set(range(meeting.count) if "stopped" in self._outcome else self._members)
+        early = self._outcome.keys() & {"stopped", "failed"}
+        waiting = set(range(meeting.count) if early else self._members)
         ended = time.monotonic()
         while waiting - self._informed and time.monotonic() < ended + _VERDICT_SECONDS:
             self.handle_request()
         return self._outcome
 
-    def hear(self, member: Member, count: int, command: Flat, name: str) -> dict[str, Any]:
+    def hear(
+        self, member: Member, count: int, command: Flat, name: str, error: dict[str, Any] | None
+    ) -> dict[str, Any]:
         """Records a report. Returns the outcome, which is empty until it is known."""
         me, index, now = self._members[0], member.process, time.monotonic()
         other = self._members.get(index, member)
@@ -143,6 +150,8 @@ class _Host(socketserver.TCPServer):
                     second=str(member),
                 )
             )
+        elif error and not self._outcome:
+            self._fail(error_from_json(error), member)
         elif name and not self._outcome:
             self._outcome["stopped"] = name
         elif not self._outcome:
@@ -152,7 +161,12 @@ class _Host(socketserver.TCPServer):
             self._informed.add(index)
         return self._outcome
 
-    def _refuse(self, error: UserError | PeerLost) -> None:
+    def _fail(self, error: KeyedError, member: Member) -> None:
+        """Makes an error of one process the outcome of all, also of those that report later."""
+        self._refuse(error.located(member))
+        self._outcome["failed"] = True
+
+    def _refuse(self, error: KeyedError) -> None:
         self._outcome["error"] = error_to_json(error)
 
 
@@ -163,10 +177,12 @@ class _Request(socketserver.StreamRequestHandler):
     timeout = 2.0  # seconds to wait for a client that sends nothing
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError, TypeError, ValueError):  # sent by another program
-            index, host, pid, count, command, name = json.loads(self.rfile.readline(_LONGEST))
+        # Another program may connect and send something else.
+        with contextlib.suppress(OSError, TypeError, ValueError, KeyError):
+            report = json.loads(self.rfile.readline(_LONGEST))
+            index, host, pid, count, command, name, error = report
             member = Member(int(index), str(host), int(pid))
-            answer = self.server.hear(member, int(count), dict(command), str(name))
+            answer = self.server.hear(member, int(count), dict(command), str(name), error)
             self.wfile.write(json.dumps(answer).encode())
 
 
@@ -227,7 +243,8 @@ def _report(meeting: Meeting, me: Member) -> Members:
 def _ask(meeting: Meeting, me: Member, *, host: str | None = None) -> dict[str, Any]:
     """Sends a report to process 0 and returns the answer."""
     with socket.create_connection((host or meeting.host, meeting.port), timeout=5.0) as connection:
-        report = [*me, meeting.count, meeting.command, meeting.signal()]
+        error = meeting.error and error_to_json(meeting.error)
+        report = [*me, meeting.count, meeting.command, meeting.signal(), error]
         connection.sendall(json.dumps(report).encode() + b"\n")
         return json.loads(connection.makefile("rb").read())
 

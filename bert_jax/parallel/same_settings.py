@@ -48,6 +48,15 @@ def require_same(values: Mapping[str, Any]) -> None:
         raise error
 
 
+def all_equal(value: Any) -> bool:
+    """Returns whether a value, plain JSON, is equal in all processes. Every process must call it.
+
+    Also returns True if the job has one process.
+    """
+    channel = current_channel()
+    return channel is None or all(found == value for found in channel.exchange(value))
+
+
 def flatten(values: Mapping[str, Any]) -> Flat:
     """Returns settings by dotted key, except those in `OF_ONE_HOST`."""
     return {

@@ -15,6 +15,7 @@ from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.mesh import open_mesh
+from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.run_directory import CHECKPOINTS, Run
 from bert_jax.task import Params
 from bert_jax.train.checkpoint_manifest import OPTIMIZER, PARAMS
@@ -135,8 +136,9 @@ class FoundCheckpoint(NamedTuple):
 def find_checkpoint(run: Run, checkpoints: Checkpointer, asked: str) -> FoundCheckpoint:
     """Finds a run's checkpoint. `asked` is as for `load_params`.
 
-    Raises UserError if there is no such checkpoint.
+    Raises UserError if there is no such checkpoint, or other processes find another run.
     """
+    require_same_run(run)
     if asked == "auto":
         ranked = run.is_fine_tuned and checkpoints.on_disk.best() is not None
         asked = "best" if ranked else "last"
@@ -148,6 +150,15 @@ def find_checkpoint(run: Run, checkpoints: Checkpointer, asked: str) -> FoundChe
     architecture = run.architecture.with_changes(progress.get("architecture", {}))
     run = run.of_phase(architecture, causal=causal)
     return FoundCheckpoint(step, run, progress.get("phase", -1))
+
+
+def require_same_run(run: Run) -> None:
+    """Raises UserError in all processes if their hosts have different runs at the same path.
+
+    Compares the model and the tokenizer. The files of a checkpoint are compared before a restore.
+    """
+    found = {"tokenizer": run.tokenizer.hash, "model": run.model.model_dump(mode="json")}
+    require_same({run.directory.name: found})
 
 
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:

@@ -11,7 +11,7 @@ from etils import epath
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.registry import model_section
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import write_whole
+from bert_jax.files.atomic import restore_replaced, write_whole
 from bert_jax.files.remote import require_place
 from bert_jax.files.seal import read_sealed, sealed, sealed_yaml
 from bert_jax.files.yaml_file import dump_yaml
@@ -77,14 +77,31 @@ class Run(NamedTuple):
 
 
 def open_run(directory: epath.PathLike) -> Run:
-    """Opens a run directory, local or gs://; raises UserError if there is none."""
+    """Opens a run directory, local or gs://.
+
+    Raises UserError if there is none, or its tokenizer is not the one with which it was written.
+    """
     require_place(directory)
+    restore_replaced(directory)
     root = epath.Path(directory)
     settings = read_settings(root)
     tokenizer = load_tokenizer(root / TOKENIZER)
+    if read_run_provenance(root).get("tokenizer_hash", tokenizer.hash) != tokenizer.hash:
+        raise UserError(
+            "run.tokenizer_changed",
+            "names another tokenizer than the one in {run}. Restore a copy of its files.",
+            place=root / PROVENANCE,
+            run=root / TOKENIZER,
+        )
     section = read_model(root, settings)
     architecture = section.resolve(vocab_size=tokenizer.vocab_size)
     return Run(root, tokenizer, architecture, section, settings)
+
+
+def is_run(directory: epath.PathLike) -> bool:
+    """Returns whether this program has written a local directory as a run directory."""
+    root = epath.Path(directory)
+    return all((root / name).exists() for name in (CONFIG, PROVENANCE, TOKENIZER))
 
 
 def claim_run(
@@ -95,6 +112,7 @@ def claim_run(
     Raises UserError if the directory cannot be created, or contains a run of another verb,
     architecture or tokenizer.
     """
+    restore_replaced(run_dir)
     root = epath.Path(run_dir)
     try:
         if (root / CONFIG).exists():

@@ -7,6 +7,7 @@ files end with their own CRC32C, so the CRC32C of every whole file is the same c
 
 import concurrent.futures
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -23,6 +24,8 @@ from bert_jax.files.seal import is_intact, sealed
 PARAMS: Final = "params"
 OPTIMIZER: Final = "optimizer"
 PROGRESS: Final = "progress"
+# Marks the progress of an imported checkpoint, which has a step but no data position.
+IMPORTED: Final = "imported"
 
 MANIFEST: Final = "manifest.json"
 COMMITTED: Final = "commit_success.txt"  # Orbax writes it after the manifest
@@ -50,6 +53,8 @@ class Manifest:
     step: int
     files: Mapping[str, FileRecord]  # records by path relative to the checkpoint
     score: SelectionScore | None
+    # Hash of an imported model's parameters. Each host may import it, under other file names.
+    params: str | None = None
 
     @property
     def parts(self) -> list[str]:
@@ -64,11 +69,13 @@ class Damage(Exception):
     """A checkpoint is damaged; the message names the file and the difference."""
 
 
-def write_manifest(directory: epath.Path, *, step: int, score: SelectionScore | None) -> None:
+def write_manifest(
+    directory: epath.Path, *, step: int, score: SelectionScore | None, params: str | None
+) -> None:
     """Hashes all files of a complete checkpoint and writes the manifest."""
     found = dict(sorted(_files(directory).items()))
     files = dict(zip(found, _records(found.values()), strict=True))
-    replace_manifest(directory, Manifest(step, files, score))
+    replace_manifest(directory, Manifest(step, files, score, params))
 
 
 def replace_manifest(directory: epath.Path, manifest: Manifest) -> None:
@@ -96,6 +103,14 @@ def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
     if manifest.step != step:
         raise Damage(f"{MANIFEST} belongs to step {manifest.step}")
     return manifest
+
+
+def content_hash(manifest: Manifest, part: str) -> str:
+    """Returns the hash of an imported model's parameters, or of the files of an item."""
+    if part == PARAMS and manifest.params is not None:
+        return manifest.params
+    files = {n: found for n, found in manifest.files.items() if n.partition("/")[0] == part}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def damage(directory: epath.Path, *, step: int, part: str) -> str | None:

@@ -83,6 +83,7 @@ class OrbaxFiles:
         *,
         step: int,
         score: SelectionScore | None,
+        params: str | None,
     ) -> None:
         """Starts to write a checkpoint and replaces an existing one; every process must call it.
 
@@ -92,6 +93,7 @@ class OrbaxFiles:
                 is plain JSON.
             step: step for the manifest.
             score: score for the manifest.
+            params: hash of the parameters for the manifest.
 
         Raises:
             SaveFailed: the save could not begin.
@@ -104,7 +106,9 @@ class OrbaxFiles:
             prepare = functools.partial(_check_room, written, items)
         if (reason := failure_of(prepare)) is not None:
             raise SaveFailed(reason)
-        self._write_manifest = functools.partial(write_manifest, written, step=step, score=score)
+        self._write_manifest = functools.partial(
+            write_manifest, written, step=step, score=score, params=params
+        )
         self._agreement.begin()
         args = {
             name: (ocp.args.JsonSave if name == PROGRESS else ocp.args.PyTreeSave)(item)

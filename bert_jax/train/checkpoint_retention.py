@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +12,8 @@ from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.files.read import is_whole
+from bert_jax.files.remote import is_remote
+from bert_jax.parallel.same_settings import all_equal, require_same
 from bert_jax.train.agree_with_first_process import from_first_process
 from bert_jax.train.checkpoint_manifest import (
     COMMITTED,
@@ -18,6 +21,7 @@ from bert_jax.train.checkpoint_manifest import (
     PARAMS,
     Damage,
     SelectionScore,
+    content_hash,
     damage,
     read_manifest,
     replace_manifest,
@@ -121,6 +125,20 @@ class CheckpointDirectory:
             if problem := self._verified[step, name]:
                 return problem
         return None
+
+    def require_same_copies(self, step: int, part: str) -> None:
+        """Compares an item of a checkpoint over all processes, whose hosts may have own copies.
+
+        If a copy is missing, damaged or another one, all processes raise the same UserError.
+        """
+        directory = self.path / str(step)
+        if is_remote(directory) or all_equal(_identity(directory / MANIFEST)):
+            return  # shared storage, which the first process has verified
+        found = damage(directory, step=step, part=part) or content_hash(
+            read_manifest(directory, step=step), part
+        )
+        # Relative to the run: hosts may have different home directories.
+        require_same({"/".join([*directory.parts[-3:], part]): found})
 
     def retire(self, section: CheckpointSection) -> None:
         """Deletes old checkpoints that the settings do not keep.
@@ -229,6 +247,15 @@ def _entry(directory: epath.Path, step: int) -> StepEntry:
     except Damage as error:
         return StepEntry(str(error), True, [], None)
     return StepEntry(None, True, manifest.parts, manifest.score)
+
+
+def _identity(path: epath.Path) -> list[int]:
+    """Returns numbers that are equal on all hosts only for a file on storage that they share."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return []
+    return [found.st_ino, found.st_ctime_ns]
 
 
 def _remove(path: epath.Path) -> None:

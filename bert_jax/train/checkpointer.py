@@ -13,9 +13,16 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.remote import is_remote
 from bert_jax.files.storage_retries import OUTAGE
 from bert_jax.task import DELTAS, TRAINING_PARTS, Params
-from bert_jax.train.checkpoint_manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore
+from bert_jax.train.checkpoint_manifest import (
+    IMPORTED,
+    OPTIMIZER,
+    PARAMS,
+    PROGRESS,
+    SelectionScore,
+)
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
 from bert_jax.train.checkpoint_retention import CheckpointDirectory
+from bert_jax.train.frozen import hash_params
 from bert_jax.train.parameter_deltas import abstract_deltas, with_deltas
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState
@@ -188,7 +195,13 @@ class Checkpointer:
         if step in self._found.steps() and self._found.problem(step) is None:
             return True
         try:
-            self._files.start(self._path / str(step), items, step=step, score=selection_score)
+            self._files.start(
+                self._path / str(step),
+                items,
+                step=step,
+                score=selection_score,
+                params=hash_params(items[PARAMS]) if _is_imported(items) else None,
+            )
         except SaveFailed as error:
             self._fail(step, error)
             self._stop_if_failed()
@@ -236,7 +249,12 @@ class Checkpointer:
             )
         if problem := self._found.problem(step, item):
             raise UserError("checkpoint.damaged", "damaged: {reason}", place=where, reason=problem)
+        self._found.require_same_copies(step, item)
         return where / item
+
+
+def _is_imported(items: Mapping[str, Any]) -> bool:
+    return PROGRESS not in items or IMPORTED in items[PROGRESS]
 
 
 def _optimizer_item(state: TrainState) -> dict[str, Any]:

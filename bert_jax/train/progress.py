@@ -20,9 +20,6 @@ from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.metrics import add
 from bert_jax.train.spec import Intervals, Phase
 
-# Marks the progress of an imported checkpoint, which has a step but no data position.
-IMPORTED: Final = "imported"
-
 
 @dataclasses.dataclass
 class TrainProgress:

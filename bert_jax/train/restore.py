@@ -15,8 +15,9 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.seal import read_sealed, sealed
 from bert_jax.section import Section
 from bert_jax.train.bad_steps import BadStep
+from bert_jax.train.checkpoint_manifest import IMPORTED
 from bert_jax.train.frozen import check_frozen
-from bert_jax.train.progress import IMPORTED, TrainProgress
+from bert_jax.train.progress import TrainProgress
 from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState, draw_params, initialise, laid_out_as
 from bert_jax.validation import validate

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory, write_whole
+from bert_jax.files.read import read_text
 from bert_jax.files.remote import require_local
 from bert_jax.interop.difference import largest_difference
 from bert_jax.interop.hf_checkpoint import write_hf
@@ -31,6 +32,8 @@ from bert_jax.runs.settings import describe
 from bert_jax.verbs.model_card import EMBEDDING_FRONT_MATTER, FRONT_MATTER, model_card
 
 Format = Literal["hf", "tf", "stablehlo"]
+CARD: Final = "README.md"
+EXPORTED: Final = "exported by bert-jax"  # in every model card
 
 SENTENCE_USAGE: Final = """```python
 from sentence_transformers import SentenceTransformer
@@ -102,7 +105,7 @@ def export(
     run, target = open_run(run_dir), Path(output)
     with (
         hold_output(target),
-        new_directory(target, force=force) as aside,
+        new_directory(target, force=force, ours=_is_export) as aside,
         doing(f"writing {output}"),
     ):
         written = _write(
@@ -120,6 +123,11 @@ def export(
         address = push(target, push_to, private=private, message=f"bert-jax: {written.text}")
         show(f"{push_to}: {address}")
     return target
+
+
+def _is_export(directory: Path) -> bool:
+    card = directory / CARD
+    return card.is_file() and EXPORTED in read_text(epath.Path(card))
 
 
 class _Written(NamedTuple):
@@ -201,12 +209,12 @@ def _write(
     card = model_card(
         run,
         title=title,
-        text=f"{encoder} with {heads}, exported by bert-jax from {written} of the run.",
+        text=f"{encoder} with {heads}, {EXPORTED} from {written} of the run.",
         usage=files.usage,
         evaluation=read_evaluation(run, step=loaded.step),
         front_matter=files.front_matter,
     )
-    write_whole(epath.Path(directory / "README.md"), card.encode())
+    write_whole(epath.Path(directory / CARD), card.encode())
     difference = None
     if files.model is not None:
         to_device(files.model.params)

@@ -1,7 +1,9 @@
 """`bert-jax import`: a checkpoint of Hugging Face or google-research → a run directory."""
 
 import contextlib
+import multiprocessing
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,6 +14,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig
+from bert_jax.data.worker_process import prepare_worker, without_main
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import require_local
@@ -24,13 +27,15 @@ from bert_jax.model.section import Execution
 from bert_jax.narration import doing
 from bert_jax.objectives.registry import kind_for
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
+from bert_jax.parallel.section import MeshSection
 from bert_jax.places import MODELS
 from bert_jax.runs.lock import hold_output, hold_run
 from bert_jax.runs.open_checkpoints import write_checkpoints
-from bert_jax.runs.run_directory import CONFIG, write_run
+from bert_jax.runs.run_directory import CONFIG, is_run, write_run
 from bert_jax.runs.settings import describe
-from bert_jax.train.progress import IMPORTED
+from bert_jax.train.checkpoint_manifest import IMPORTED
 from bert_jax.train.state import TrainState, run_key
+from bert_jax.verbs.same_command import errors_for_all, several_processes
 
 # Memory that Orbax needs in addition to the array that it writes.
 SAVE_SLACK_BYTES: Final = 1 << 20
@@ -75,7 +80,7 @@ def import_checkpoint(
         stack.enter_context(hold_output(run_dir))
         if Path(run_dir, CONFIG).exists():  # fails if the old run is training
             stack.enter_context(hold_run(epath.Path(run_dir)))
-        aside = stack.enter_context(new_directory(Path(run_dir), force=force))
+        aside = stack.enter_context(new_directory(Path(run_dir), force=force, ours=is_run))
         stack.enter_context(doing(f"importing {source}"))
         model = read_checkpoint(directory, tokenizer=tokenizer, lower_case=lower_case)
         _write(aside, model, run_dir, record={} if fetched is None else fetched.record)
@@ -92,13 +97,20 @@ class Origin(NamedTuple):
     name: str  # value for a configuration: run directory, or model with its revision
 
 
-def find_origin(source: str) -> Origin:
+def find_origin(source: str, *, mesh: MeshSection | None = None) -> Origin:
     """Returns a run with the parameters of a source, imported into the cache if necessary.
 
+    With several processes, an error before they have joined is the error of all of them.
+
     `source`: a run directory; a local directory of Hugging Face or google-research, with an
-    optional ``@`` and the SHA-256 of its contents; or a model on a hub. Raises UserError like
-    `fetch`, `identify` and `import_checkpoint`.
+    optional ``@`` and the SHA-256 of its contents; or a model on a hub. `mesh`: devices of the
+    verb. Raises UserError like `fetch`, `identify` and `import_checkpoint`.
     """
+    with errors_for_all(mesh):
+        return _find_origin(source, alone=several_processes(mesh))
+
+
+def _find_origin(source: str, *, alone: bool) -> Origin:
     models, on_hub = user_cache("models"), is_hub_name(source)
     if not on_hub and not is_checkpoint(source):
         return Origin(source, source)
@@ -108,10 +120,23 @@ def find_origin(source: str) -> Origin:
     # Processes of one job may import into a shared cache at the same time.
     with filelock.FileLock(f"{run_dir}.importing"):
         if not (run_dir / CONFIG).exists():
-            import_checkpoint(
-                f"{MODELS}{found.pinned}" if on_hub else str(found.directory), str(run_dir)
-            )
+            model = f"{MODELS}{found.pinned}" if on_hub else str(found.directory)
+            (_import_alone if alone else import_checkpoint)(model, str(run_dir))
     return Origin(str(run_dir), found.pinned)
+
+
+def _import_alone(source: str, run_dir: str) -> None:
+    """Imports in a process of its own, for a job of several processes.
+
+    JAX joins the others only before its first computation. After that, a save waits for them.
+    """
+    context = multiprocessing.get_context("spawn")
+    with (
+        doing(f"importing {source}"),
+        without_main(),
+        ProcessPoolExecutor(1, context, initializer=prepare_worker, initargs=(0, 1)) as pool,
+    ):
+        pool.submit(import_checkpoint, source, run_dir).result()
 
 
 def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, str]) -> None:

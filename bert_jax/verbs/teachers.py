@@ -27,7 +27,7 @@ def with_teacher_of_settings(settings: PretrainSettings) -> PretrainSettings:
     """
     if not isinstance(settings.objective, DistillObjectiveSection):
         return settings
-    origin = find_origin(settings.objective.teacher)
+    origin = find_origin(settings.objective.teacher, mesh=settings.mesh)
     values = {**settings.config["objective"], "teacher": origin.name}
     return dataclasses.replace(
         settings,

@@ -115,7 +115,7 @@ def test_an_error_after_the_meeting_ends_both(config: Path, tmp_path: Path) -> N
         each=[[], [mistake]],
         directory=tmp_path,
     ) as job:
-        assert job.wait() == [4, 2], job.said()
+        assert job.wait() == [2, 2], job.said()
     keys = [line_of(host).key for host in job]
     assert keys == ["processes.peer_ended", "compilation_cache.unwritable"]
     assert f"pid {job[1].pid}) ended with exit code 2: " in line_of(job[0])
