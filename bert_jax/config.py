@@ -3,7 +3,7 @@
 import copy
 import importlib.resources
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import pydantic
 from etils import epath
@@ -223,6 +223,24 @@ def _missing_part(values: Any, key: str) -> str | None:
         else:
             return ".".join(parts[:count])
     return None
+
+
+def require_training(config: RunConfig, key: Literal["train", "finetune"], *, verb: str) -> None:
+    """Raises UserError if a configuration is for the other kind of training than a verb's.
+
+    `key` is the section that the verb needs.
+    """
+    other, fitting = ("finetune", "finetune") if key == "train" else ("train", "pretrain")
+    if getattr(config, key) is None and getattr(config, other) is not None:
+        raise UserError(
+            "config.other_verb",
+            "missing, but `bert-jax {verb}` needs it. This configuration has the section {found}: "
+            "use `bert-jax {fitting}`.",
+            place=key,
+            verb=verb,
+            found=other,
+            fitting=f"submit --verb {fitting}" if verb == "submit" else fitting,
+        )
 
 
 def dump_config(config: RunConfig) -> str:

@@ -34,6 +34,7 @@ _SHOULD_BE: Final = "Input should be "
 _SURE: Final = 0.8  # minimum similarity of a setting that `find_setting` suggests
 _LONGEST_NAME: Final = 60
 _SHORT: Final = {"lr": "learning_rate"}
+_ALIASES: Final = {"text": "anchor", "pair": "positive"}  # columns of other kinds of tasks
 _BAD: Final = re.compile("[\0\ud800-\udfff]")
 
 KIND: Final = "kind"  # name of the setting that selects a section of a union
@@ -141,7 +142,7 @@ def _first_mistake(
     first = errors[0]
     if first["type"] == "missing":  # an unknown key may be its misspelling
         first = next((each for each in errors if each["type"] == "extra_forbidden"), first)
-    location, sections = _walk(root, first["loc"])
+    location, sections, union = _walk(root, first["loc"])
     key = ".".join([*([above] if above else []), *(f"{part!s:.60}" for part in location)])
     context = first.get("ctx", {})
     if first["type"] == "extra_forbidden":
@@ -149,6 +150,10 @@ def _first_mistake(
         names = list(dict.fromkeys(name for each in sections for name in each.model_fields))
         nearest = find_setting(str(location[-1]), sections, first=values if at_top else ())
         near = f'; did you mean "{nearest}"?' if nearest else did_you_mean(str(location[-1]), names)
+        if kinds := _kinds_with(str(location[-1]), union):
+            alias = _ALIASES.get(str(location[-1]))
+            near = f"; a setting of kind {' and '.join(kinds)}"
+            near += f'; did you mean "{alias}"?' if alias in names else ""
         return SettingError(
             "setting.unknown",
             "unknown key{hint}; allowed: {allowed}",
@@ -186,14 +191,16 @@ def _allowed(kind: str, message: str) -> str:
 
 def _walk(
     root: type[pydantic.BaseModel], location: Sequence[str | int]
-) -> tuple[list[str | int], list[type[pydantic.BaseModel]]]:
+) -> tuple[list[str | int], list[type[pydantic.BaseModel]], Sections]:
     """Returns the keys that lead to an error, and the sections that may have its last key.
 
     pydantic adds the kind of a section to the location if the section is in a union. The keys omit
-    the kind. If the location ends at a union, the sections are all members of the union.
+    the kind. If the location ends at a union, the sections are all members of the union. Also
+    returns the members of the union to which the last section belongs, if there is one.
     """
     key: list[str | int] = []
     sections: list[type[pydantic.BaseModel]] = [root]
+    union: Sections = ()
     for at, part in enumerate(location):
         kinds = [
             each
@@ -201,15 +208,20 @@ def _walk(
             if KIND in each.model_fields and each.model_fields[KIND].default == part
         ]
         if kinds:
-            sections = kinds
+            union, sections = sections, kinds
             continue
         key.append(part)
         owners = [each for each in sections if isinstance(part, str) and part in each.model_fields]
         if owners:
             below = sections_of(owners[0].model_fields[str(part)].annotation)
             if at + 1 < len(location) or len(below) > 1:
-                sections = below
-    return key, sections
+                union, sections = (), below
+    return key, sections, union
+
+
+def _kinds_with(name: str, union: Sections) -> list[str]:
+    """Returns the kinds of a union's sections that have a setting."""
+    return [each.model_fields[KIND].default for each in union if name in each.model_fields]
 
 
 def sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:

@@ -31,6 +31,7 @@ from bert_jax.pipelines.preparation import (
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.splits import write_splits
 from bert_jax.pipelines.shards.tfds_metadata import write_metadata
+from bert_jax.pipelines.sources.scripts import first_lines, mixed_scripts
 from bert_jax.pipelines.sources.sources import Source, find_sources, need_data_libraries
 from bert_jax.pipelines.tally import Tally
 from bert_jax.pipelines.tokenised.corpus import tokenise_corpus
@@ -76,6 +77,8 @@ def make_examples(
             "`layout: sentences` expects one sentence per line, but the lines of "
             f"{counted(paragraphs, 'Wikipedia file')} are paragraphs. Use `layout: prose`."
         )
+    if (warning := mixed_scripts(section, first_lines(section, sources))) is not None:
+        say(warning)
     with Workspace(output, say=say) as workspace, _engine(section, workspace.work) as engine:
         # Include the format version, because another version may pair differently.
         settings = {"format_version": FORMAT_VERSION, **recipe.model_dump(mode="json")}

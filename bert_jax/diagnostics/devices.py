@@ -77,12 +77,16 @@ def check_kernels(
     `longest` is the number of tokens of the longest rows. `pretraining` adds the loss.
     """
     # Import here, because loading the kernels is slow.
-    from bert_jax.encoders.kernel_choice import choose
+    from bert_jax.encoders.kernel_choice import choose, interpreted
+
+    device = jax.devices()[0]
 
     def chosen(part: Any) -> Any:
         sizes = {"architecture": architecture, "mesh": make_mesh(mesh), "longest": longest}
-        return choose(part, execution, jax.devices()[0], **sizes)
+        return choose(part, execution, device, **sizes)
 
     parts = ("norm", "loss", "ffn") if pretraining else ("norm", "ffn")
     yield checked("attention", lambda: ": ".join(chosen("attention")))
     yield checked("kernels", lambda: ", ".join(f"{part}: {chosen(part).name}" for part in parts))
+    if (warning := interpreted(execution, device)) is not None:
+        yield warn("kernels", warning)

@@ -2,19 +2,24 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from etils import epath
 
-from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.tables import read_table
+from bert_jax.files.hub import is_dataset_file, library
 from bert_jax.files.read import read_json_object, require_file
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.sources import CONFIGS, is_checkpoint, is_hub_name
 from bert_jax.model.section import ModelSection
+from bert_jax.objectives.distill import DistillObjectiveSection
+from bert_jax.objectives.registry import Registered, check_architecture, check_pairing
+from bert_jax.objectives.train_section import PhaseSection, TrainSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.settings import (
@@ -37,7 +42,6 @@ from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.special_rows import MASKS
 from bert_jax.text.vocabulary import split_at_masks
 from bert_jax.train.schedule_segments import schedule_segments
-from bert_jax.train.sections import PhaseSection, TrainSection
 
 Check = tuple[str, Callable[[], str]]  # subject; function that returns a text or raises UserError
 
@@ -55,10 +59,19 @@ def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
 
 
 def pretraining_inputs(
-    *, tokenizer: str, model: ModelSection | None, train: TrainSection, optimizer: OptimizerSection
+    *,
+    tokenizer: str,
+    model: ModelSection | None,
+    objective: Registered,
+    train: TrainSection,
+    optimizer: OptimizerSection,
 ) -> Iterator[Check]:
-    """Yields checks of the inputs of `pretrain`: tokenizer, model, schedule, datasets."""
+    """Yields checks of the inputs of `pretrain`: tokenizer, model, schedule, datasets.
+
+    `model` is None if another run defines the network.
+    """
     loaded: list[Tokenizer] = []
+    encoder = None if model is None else model.kind
 
     def check_tokenizer() -> str:
         loaded.append(load_tokenizer(tokenizer))
@@ -72,35 +85,62 @@ def pretraining_inputs(
             key = f"train.phases.{index}"
             phase.check_positions(found.max_position_embeddings, key=key)
             phase.architecture_changes(found, key=key)
+            own = f"{key}.objective" if phase.objective else "objective"
+            check_architecture(phase.objective or objective, found, key=own)
         return f"{found.max_position_embeddings} positions"
 
     def check_schedule() -> str:
         segments = "; then ".join(each.describe() for each in schedule_segments(train, optimizer))
         return f"{train.total_steps:,} steps; learning rate: {segments}"
 
+    def check_dataset(path: str, phase: PhaseSection, key: str, *, evaluation: bool) -> str:
+        made, found = _dataset(path, phase, loaded, key=key)
+        if made is not None and encoder is not None:
+            check_pairing(
+                phase.objective or objective,
+                made.pairing.kind,
+                encoder=encoder,
+                dataset=path,
+                key=f"{key}.dataset",
+                evaluation=evaluation,
+            )
+        return found
+
     yield "tokenizer", check_tokenizer
     yield "model", check_model
     yield "schedule", check_schedule
+    if isinstance(objective, DistillObjectiveSection) and is_hub_name(objective.teacher):
+        yield "objective", lambda: _unread(objective.teacher)
     for index, phase in enumerate(train.phases):
         key = f"train.phases.{index}"
-        yield (
-            "dataset",
-            lambda phase=phase, key=key: _dataset(phase.dataset, phase, loaded, key=key),
-        )
+        yield "dataset", partial(check_dataset, phase.dataset, phase, key, evaluation=False)
     if train.evaluation is not None and (path := train.evaluation.dataset) is not None:
         shortest = min(train.phases, key=lambda phase: phase.seq_length)
-        yield "dataset", lambda: _dataset(path, shortest, loaded, key="train.evaluation")
+        key = "train.evaluation"
+        yield "dataset", partial(check_dataset, path, shortest, key, evaluation=True)
 
 
-def _dataset(path: str, phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> str:
-    """Checks the dataset of a phase, or a dataset that is evaluated in it."""
+def _unread(path: str) -> str:
+    """Says that a file or model elsewhere is not read. Raises UserError without its library."""
+    if is_hub_name(path) or is_dataset_file(path):
+        library()
+    return f"{path} is not checked before the run fetches it"
+
+
+def _dataset(
+    path: str, phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str
+) -> tuple[Provenance | None, str]:
+    """Checks the dataset of a phase, or a dataset that is evaluated in it.
+
+    Returns the provenance, None without it, and a description.
+    """
     if is_remote(path):
-        return f"{path} is not checked before the run opens it"
+        return None, f"{path} is not checked before the run opens it"
     root = epath.Path(path)
     if root.exists() and not (root / PROVENANCE_NAME).exists():
-        return f"{path} has no {PROVENANCE_NAME} and is read as TFRecords"
+        return None, f"{path} has no {PROVENANCE_NAME} and is read as TFRecords"
     if any(character in path for character in "*?["):
-        return f"{path} is not checked before the run opens it"
+        return None, f"{path} is not checked before the run opens it"
     made = read_provenance(root)
     if tokenizers:
         made.require_tokenizer(tokenizers[0].hash, place=f"{key}.dataset: {path}")
@@ -109,7 +149,7 @@ def _dataset(path: str, phase: PhaseSection, tokenizers: list[Tokenizer], *, key
             for split in made.splits:
                 check_row_length(phase.seq_length, open_dataset(root, split).lengths)
     counts = ", ".join(f"{split.examples:,} of {name}" for name, split in made.splits.items())
-    return f"{path}, {counts} examples"
+    return made, f"{path}, {counts} examples"
 
 
 def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
@@ -130,7 +170,7 @@ def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
 
 def _model(origin: str, section: FinetuneSection) -> str:
     if is_remote(origin) or is_hub_name(origin):
-        return f"{origin} is not checked before the run fetches it"
+        return _unread(origin)
     root = epath.Path(origin)
     if is_checkpoint(origin):
         for name in CONFIGS:
@@ -175,7 +215,7 @@ def _glue(task: GlueSection) -> str:
 def _file(path: str, table: TableSection | EmbeddingSection | None, role: str) -> str:
     """Checks that a file exists, and that the first row of a table has the task's columns."""
     if is_remote(path):
-        return f"{path} is not checked before the run fetches it"
+        return _unread(path)
     if isinstance(table, EmbeddingSection) and table.directory(role) is not None:
         for file in files_of(path, role):
             require_file(file)

@@ -91,6 +91,18 @@ def _unsupported(part: Part, asked: str, limit: Limit) -> UserError:
     )
 
 
+def interpreted(execution: Execution, device: Any) -> str | None:
+    """Returns a warning if a resolved execution has kernels that no TPU runs, otherwise None."""
+    parts = [part for part in get_args(Part) if getattr(execution, part) == "fused"]
+    if not parts or device.platform == "tpu":
+        return None
+    keys = ", ".join(f"model.execution.{part}" for part in parts)
+    return (
+        f"{keys}: fused without a TPU: the Pallas interpreter runs these kernels, which is for "
+        "tests and many times slower. Use auto."
+    )
+
+
 def resolve_execution(
     execution: Execution, *, architecture: EncoderArchitecture, mesh: Mesh, longest: int
 ) -> Execution:

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.remote import is_remote
+from bert_jax.files.remote import is_remote, within
 
 MAX_FILE_BYTES: Final = 1 << 30
 """Default limit for reading a whole file."""
@@ -215,7 +215,9 @@ def shown(value: Any, *, most: int = 60) -> str:
 
 def no_such_file(path: epath.PathLike, *, hint: str = "") -> UserError:
     """Returns the error for a missing file, with a hint, for example from `did_you_mean`."""
-    return UserError("file.missing", "no such file{hint}", place=path, hint=hint)
+    return UserError(
+        "file.missing", "no such file{within}{hint}", place=path, within=within(path), hint=hint
+    )
 
 
 def not_utf8(place: str, error: UnicodeDecodeError) -> UserError:

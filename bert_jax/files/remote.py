@@ -66,6 +66,12 @@ def is_remote(path: epath.PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
+def within(path: epath.PathLike) -> str:
+    """Returns where a relative path starts, for messages: ``" in /home/me"``; else ``""``."""
+    is_relative = not is_remote(path) and not os.path.isabs(path)
+    return f" in {os.getcwd()}" if is_relative else ""
+
+
 def require_place(path: epath.PathLike, *, hub: str = "") -> None:
     """Raises UserError for an unsupported URL; see `bert_jax.places.check_place`."""
     try:

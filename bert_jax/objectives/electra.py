@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import pydantic
@@ -25,6 +26,9 @@ _Tables: TypeAlias = Annotated[
     pydantic.Field(min_length=1),
     pydantic.BeforeValidator(as_tuple),
 ]
+
+LEAST_WIDTH: Final = 8
+"""Lowest hidden size of a generator. LayerNorm leaves nothing of a single number."""
 
 ELECTRA_MASKING: Final = MaskingSection(replace_with_mask=0.85, replace_with_random=0.0)
 
@@ -50,13 +54,26 @@ class GeneratorSection(Section):
     def architecture(self, model: EncoderArchitecture) -> EncoderArchitecture:
         """Returns the generator's architecture. Its embeddings are as wide as the model's.
 
-        Raises UserError if the heads do not divide the hidden size.
+        Raises UserError if it is too narrow, or the heads do not divide the hidden size.
         """
         sizes = {
             name: getattr(self, name) or max(1, round(self.size * getattr(model, name)))
             for name in ("hidden_size", "num_attention_heads", "intermediate_size")
         }
         depth = self.num_hidden_layers or model.num_hidden_layers
+        if (width := sizes["hidden_size"]) < LEAST_WIDTH:
+            least = math.ceil(1000 * LEAST_WIDTH / model.hidden_size) / 1000
+            by_ratio = self.hidden_size is None
+            raise UserError(
+                "electra.generator_width",
+                "found {found}, which makes a generator of hidden size {width}. Use at least "
+                "{allowed}, for a hidden size of {least}.",
+                place=f"objective.generator.{'size' if by_ratio else 'hidden_size'}",
+                found=self.size if by_ratio else width,
+                width=width,
+                allowed=least if by_ratio else LEAST_WIDTH,
+                least=LEAST_WIDTH,
+            )
         if sizes["hidden_size"] % sizes["num_attention_heads"]:
             raise UserError(
                 "electra.generator_heads",
@@ -96,6 +113,10 @@ class ElectraObjectiveSection(ObjectiveSection):
     """The embeddings that generator and model share, see `embedding_sharing`."""
     weight: float = pydantic.Field(default=50.0, ge=0)
     """Weight of the loss of the model; the weight of the generator's loss is 1."""
+
+    def check_sizes(self, architecture: EncoderArchitecture) -> None:
+        """Raises UserError if the generator's sizes are wrong."""
+        self.generator.architecture(architecture)
 
     def make(
         self, *, architecture: EncoderArchitecture, execution: Execution, tokenizer: Tokenizer

@@ -69,6 +69,7 @@ def evaluate_objective(
         path,
         split,
         objective=objective_section(run, phase=loaded.phase),
+        encoder=run.architecture.kind,
         tokenizer=run.tokenizer,
         cache=DatasetCache(cache, say=say),
         key="dataset",

@@ -157,6 +157,7 @@ def open_source(
     split: str,
     *,
     objective: ObjectiveSection,
+    encoder: str,
     tokenizer: Tokenizer,
     cache: DatasetCache,
     key: str,
@@ -168,6 +169,7 @@ def open_source(
         path: a dataset directory, or TFRecords: a file, a glob or a directory.
         split: "train" or "validation".
         objective: objective that must fit the examples.
+        encoder: kind of the model, for messages.
         tokenizer: tokenizer that must have the vocabulary of the examples.
         cache: local copies of datasets in a bucket.
         key: key of the setting that contains the path, for messages.
@@ -183,7 +185,14 @@ def open_source(
     else:
         dataset = open_dataset(cache.local(path), split)
         dataset.provenance.require_tokenizer(tokenizer.hash, place=f"{key}: {path}")
-        check_pairing(objective, dataset, key=key, evaluation=evaluation)
+        check_pairing(
+            objective,
+            dataset.provenance.pairing.kind,
+            encoder=encoder,
+            dataset=dataset.directory,
+            key=key,
+            evaluation=evaluation,
+        )
     return ExampleSource(dataset, tokenizer)
 
 
@@ -256,6 +265,7 @@ class PhaseOpener(NamedTuple):
         open_split = functools.partial(
             open_source,
             objective=self.settings.objective_of(index),
+            encoder=self.architecture.kind,
             tokenizer=self.tokenizer,
             cache=self.cache,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import pydantic
 
-from bert_jax.data.dataset.reader import Dataset
+from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.encoders.registry import SECTIONS
 from bert_jax.errors import UserError
@@ -103,43 +104,67 @@ def make_objective(
 ) -> Objective:
     """Returns the objective of a section for a model. Imports JAX.
 
-    `key` is the key of the section, for the message. Raises UserError if the encoder cannot have
-    the heads of the objective.
+    Raises UserError like `check_architecture`.
+    """
+    check_architecture(section, architecture, key=key)
+    return section.make(architecture=architecture, execution=execution, tokenizer=tokenizer)
+
+
+def check_architecture(
+    section: ObjectiveSection, architecture: EncoderArchitecture, *, key: str
+) -> None:
+    """Raises UserError if the encoder cannot have the objective's heads, or as `check_sizes`.
+
+    `key` is the key of the objective's section, for the message.
     """
     possible = SECTIONS[architecture.kind].pretraining_heads().of_pretraining
     if lacking := section.heads.of_pretraining - possible:
         raise UserError(
             "objective.encoder",
             "found {found}, but the encoder {encoder} cannot have its heads {lacking:and}. Use "
-            "{allowed:or}.",
+            "{allowed:or}, or model.kind {encoders:or}.",
             place=f"{key}.kind",
             found=section.kind,
             encoder=architecture.kind,
             lacking=sorted(lacking),
             allowed=_kinds_with(possible),
+            encoders=[
+                kind
+                for kind, each in SECTIONS.items()
+                if section.heads.of_pretraining <= each.pretraining_heads().of_pretraining
+            ],
         )
-    return section.make(architecture=architecture, execution=execution, tokenizer=tokenizer)
+    section.check_sizes(architecture)
 
 
 def check_pairing(
-    section: ObjectiveSection, dataset: Dataset, *, key: str, evaluation: bool
+    section: ObjectiveSection,
+    kind: PairingKind,
+    *,
+    encoder: str,
+    dataset: os.PathLike[str] | str,
+    key: str,
+    evaluation: bool,
 ) -> None:
-    """Raises UserError if a dataset was made for another objective. `key` is for the message.
+    """Raises UserError if a dataset with this pairing kind was made for another objective.
 
-    `evaluation` is whether the dataset is only evaluated.
+    `encoder` is the kind of the model. `evaluation` is whether the dataset is only evaluated. `key`
+    and `dataset`, the dataset's directory, are for the message.
     """
-    kind = dataset.provenance.pairing.kind
     allowed = section.evaluated_pairings if evaluation else section.pairings
-    if kind not in allowed:
-        fitting = next(name for name, each in OBJECTIVES.items() if kind in each.pairings)
-        raise UserError(
-            "objective.pairing",
-            "{dataset} was made with pairing kind {found}, but objective.kind is {objective}. Use "
-            "a dataset with kind {allowed:or}, or set objective.kind: {fitting}.",
-            place=key,
-            dataset=dataset.directory,
-            found=kind,
-            objective=section.kind,
-            allowed=allowed,
-            fitting=fitting,
-        )
+    if kind in allowed:
+        return
+    possible = _kinds_with(SECTIONS[encoder].pretraining_heads().of_pretraining)
+    others = [(name, OBJECTIVES[name]) for name in possible]
+    fitting = [n for n, each in others if kind in each.pairings and not each.has_second_model]
+    raise UserError(
+        "objective.pairing",
+        "{dataset} was made with pairing kind {found}, but objective.kind is {objective}. Use a "
+        "dataset with examples.kind {allowed:or}{hint}.",
+        place=key,
+        dataset=dataset,
+        found=kind,
+        objective=section.kind,
+        allowed=allowed,
+        hint=f", or set objective.kind: {fitting[0]}" if fitting else "",
+    )

@@ -43,6 +43,10 @@ class ObjectiveSection(Section):
         """The allowed pairing kinds of datasets in an evaluation."""
         return self.pairings
 
+    def check_sizes(self, architecture: EncoderArchitecture) -> None:
+        """Raises UserError if the model's sizes do not fit the objective. Needs no JAX."""
+        del architecture
+
     @abc.abstractmethod
     def make(
         self, *, architecture: EncoderArchitecture, execution: Execution, tokenizer: Tokenizer

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import pydantic
 
 from bert_jax.errors import SettingError
 from bert_jax.section import Section
+
+LearningRate: TypeAlias = Annotated[float, pydantic.Field(gt=0, le=1)]
+"""A peak. The optimizers scale updates to about 1, so that rates are far below 1."""
 
 DecayShape: TypeAlias = Literal["linear", "1-sqrt"]
 
@@ -72,7 +75,7 @@ class OptimizerSection(AdamSection):
     2304.13013); this replaces `clip_norm`, and needs `bias_correction`. `muon` orthogonalizes the
     momentum of the layers' matrices and scales it to a root mean square of 0.2, so AdamW's learning
     rates and weight decay still fit (arXiv 2502.16982); all other parameters use AdamW."""
-    learning_rate: float = pydantic.Field(default=1e-4, gt=0)
+    learning_rate: LearningRate = 1e-4
     """Peak learning rate."""
     warmup_steps: int = pydantic.Field(default=0, ge=0)
     """Number of steps during which the rate rises linearly from 0."""
@@ -106,7 +109,7 @@ class FinetuneOptimizerSection(AdamSection):
     (arXiv 2006.05987). To reproduce google-research/bert, set `bias_correction: false`.
     """
 
-    learning_rate: float = pydantic.Field(default=5e-5, gt=0)
+    learning_rate: LearningRate = 5e-5
     """Peak of the heads' learning rate."""
     schedule: Literal["linear", "constant"] = "linear"
     """Learning rate after warm-up: linear decay to 0, or constant at the peak."""

@@ -5,7 +5,7 @@ from typing import Final
 
 from jax.sharding import Mesh
 
-from bert_jax.encoders.kernel_choice import resolve_execution
+from bert_jax.encoders.kernel_choice import interpreted, resolve_execution
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution
 from bert_jax.parallel.sharding_rules import check_divides
@@ -32,7 +32,7 @@ def execution_on(
         architecture: architecture of the model.
         longest: maximum row length in tokens.
         chosen: whether the settings name the dtype. If so, it does not change.
-        say: prints a message if the dtype changes.
+        say: prints a message if the dtype changes, or if an interpreter runs the kernels.
 
     Raises:
         UserError: the mesh does not divide the attention heads, or the devices cannot execute the
@@ -43,4 +43,6 @@ def execution_on(
         say(SLOWER)
         execution = execution.model_copy(update={"dtype": "float32"})
     resolved = resolve_execution(execution, architecture=architecture, mesh=mesh, longest=longest)
+    if (warning := interpreted(resolved, mesh.devices.flat[0])) is not None:
+        say(warning)
     return execution, resolved

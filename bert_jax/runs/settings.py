@@ -10,7 +10,7 @@ from etils import epath
 from bert_jax.encoders.registry import read_model_section
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import read_text
-from bert_jax.files.remote import is_remote
+from bert_jax.files.remote import is_remote, within
 from bert_jax.files.seal import refuse_changed_yaml
 from bert_jax.files.yaml_file import MAX_BYTES, parse_yaml
 from bert_jax.model.section import HeadsSection, ModelSection
@@ -66,9 +66,10 @@ def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
         found = "a file"
     return UserError(
         "run.missing",
-        "found {found}, allowed: {allowed}{hint}",
+        "{found}{within}; allowed: {allowed}{hint}",
         place=root,
         found=found,
+        within="" if root.exists() else within(root),
         allowed=allowed,
         hint=_other_runs(root),
     )

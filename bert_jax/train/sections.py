@@ -53,7 +53,7 @@ class PhaseSection(Section):
     """Maximum number of masked tokens per row. null: the masking rate times the row length."""
     packing: PackingSection | None = None
     """Packing of several examples into a row."""
-    learning_rate: float | None = pydantic.Field(default=None, gt=0)
+    learning_rate: float | None = pydantic.Field(default=None, gt=0, le=1)
     """Peak of the phase's own schedule."""
     warmup_steps: int | None = pydantic.Field(default=None, ge=0)
     """Warm-up steps of the phase's own schedule."""

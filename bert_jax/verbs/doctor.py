@@ -77,6 +77,7 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
         inputs = pretraining_inputs(
             tokenizer=config.tokenizer,
             model=config.model,
+            objective=config.objective,
             train=config.train,
             optimizer=config.optimizer,
         )

@@ -17,7 +17,7 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError, differing
-from bert_jax.files.remote import is_remote
+from bert_jax.files.remote import is_remote, within
 from bert_jax.narration import narrator_of
 from bert_jax.objectives.registry import masking_of
 from bert_jax.pipelines.examples import ExamplesSection, dataset_directory, make_examples
@@ -93,9 +93,10 @@ def _make(section: ExamplesSection, extra: ExtraOutputs, say: Callable[[str], No
     if not epath.Path(section.tokenizer).exists():
         raise UserError(
             "examples.tokenizer_missing",
-            "found no directory {found}. Run `bert-jax vocab` to make a tokenizer.",
+            "found no directory {found}{within}. Run `bert-jax vocab` to make a tokenizer.",
             place="examples.tokenizer",
             found=section.tokenizer,
+            within=within(section.tokenizer),
         )
     with under("examples", ExamplesSection):
         if extra.any and is_remote(output):

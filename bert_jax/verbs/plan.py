@@ -7,7 +7,7 @@ import pydantic
 from etils import epath
 from rich.console import Console
 
-from bert_jax.config import AnyConfig, RunConfig, as_config
+from bert_jax.config import AnyConfig, RunConfig, as_config, require_training
 from bert_jax.errors import UserError
 from bert_jax.narration import narrator_of
 from bert_jax.objectives.registry import Registered
@@ -79,6 +79,7 @@ def train_step(
 
     Raises UserError if `model`, `train` or the size of the vocabulary is missing.
     """
+    require_training(config, "train", verb="plan")
     return CompileRequest(
         topology=topology,
         vocab_size=vocab_size or _vocab_size(config),

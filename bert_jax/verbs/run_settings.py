@@ -5,7 +5,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.config import RunConfig
+from bert_jax.config import RunConfig, require_training
 from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs, require_inputs
 from bert_jax.errors import UserError
 from bert_jax.model.section import ModelSection
@@ -28,13 +28,18 @@ def pretrain_settings(
 
     Raises UserError if a section or an input is missing, or an input does not fit.
     """
+    require_training(config, "train", verb="pretrain")
     tokenizer = need(config.tokenizer, "tokenizer", "pretrain")
     model = need(config.model, "model", "pretrain")
     train = need(config.train, "train", "pretrain")
     run_dir = need(config.run_dir, "run_dir", "pretrain")
     own = model if init_from is None else None  # the other model defines the rest of the network
     inputs = pretraining_inputs(
-        tokenizer=tokenizer, model=own, train=train, optimizer=config.optimizer
+        tokenizer=tokenizer,
+        model=own,
+        objective=config.objective,
+        train=train,
+        optimizer=config.optimizer,
     )
     require_inputs(inputs, config.mesh)
     return PretrainSettings(
@@ -57,6 +62,7 @@ def finetune_settings(
     Raises UserError if a section is missing or belongs to pretraining, or an input is missing or
     does not fit.
     """
+    require_training(config, "finetune", verb="finetune")
     section = need(config.finetune, "finetune", "finetune")
     run_dir = need(config.run_dir, "run_dir", "finetune")
     require_inputs(finetuning_inputs(section), config.mesh)

@@ -3,9 +3,16 @@
 import dataclasses
 import os
 import time
-from typing import Any
+from typing import Any, Final
 
-from bert_jax.config import AnyConfig, RunConfig, as_config, dump_config, parse_config
+from bert_jax.config import (
+    AnyConfig,
+    RunConfig,
+    as_config,
+    dump_config,
+    parse_config,
+    require_training,
+)
 from bert_jax.errors import UserError
 from bert_jax.files.remote import absolute
 from bert_jax.launch import host_paths
@@ -29,6 +36,8 @@ from bert_jax.verbs.submit_checks import (
 )
 from bert_jax.verbs.watch import Confirm, Say, lease, outcome_line, unwatched_line, watch_job
 from bert_jax.version import __version__
+
+_NO_PROJECT: Final = "your-project"  # in the requests of a dry run without a project
 
 
 def submit(
@@ -112,6 +121,7 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
     found = placements(section, rates=_rates(section, prices))
     bucket = _bucket(section)
     key = "train" if verb == "pretrain" else "finetune"
+    require_training(config, key, verb="submit")
     need(getattr(config, key), key, "submit")
     values = config.model_dump(mode="json")
     if values["run_dir"] is None:
@@ -150,9 +160,13 @@ def dry_run_text(
     warnings: list[str] = []
     prepared = prepare_job(config, verb=verb, prices=prices)
     prepared = checked_offline(prepared, say=warnings.append)
+    section = prepared.job.submit
+    if section.on != ("local",) and section.launcher != "gke" and section.project is None:
+        section = section.model_copy(update={"project": _NO_PROJECT})
+        warnings.append(f"warning: --project is missing: the requests name {_NO_PROJECT}")
     return dry_run(
         prepared.job,
-        launcher_for(prepared.job.submit),
+        launcher_for(section),
         config=dump_config(prepared.config),
         software=software(prepared.job.submit.installed or "tpu"),
         uploads=prepared.uploads,

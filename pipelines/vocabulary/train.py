@@ -9,8 +9,9 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bert_jax.errors import UserError
+from bert_jax.errors import SettingError, UserError
 from bert_jax.pipelines.section import SourcesSection
+from bert_jax.pipelines.sources.scripts import mixed_scripts
 from bert_jax.pipelines.sources.sources import iter_text, need_data_libraries
 from bert_jax.pipelines.vocabulary import algorithms
 from bert_jax.pipelines.vocabulary.sample import MAX_PART_BYTES, sample_lines, sample_mixture
@@ -93,13 +94,27 @@ class VocabSection(SourcesSection):
         if self.extend is None:
             refuse_ignored(self, "new_pieces", allowed="extend")
         else:
-            refuse_ignored(self, *_OF_TRAINING, allowed="extend null")
+            self._keep_tokenizer()
         if self.algorithm != "wordpiece":
             refuse_ignored(self, "chinese", allowed="algorithm wordpiece")
         if self.algorithm == "byte_bpe":
             others = "algorithm wordpiece, unigram or bpe"
             refuse_ignored(self, "character_coverage", allowed=others)
         return self
+
+    def _keep_tokenizer(self) -> None:
+        """Raises SettingError for a setting of training with ``extend``."""
+        try:
+            refuse_ignored(self, *_OF_TRAINING, allowed="extend null")
+        except SettingError as error:
+            raise SettingError(
+                "vocab.extend_setting",
+                "found {found}, but the tokenizer of {extend} keeps its settings. Remove this "
+                "setting; new_pieces is the number of new words.",
+                place=error.values["place"],
+                found=error.values["found"],
+                extend=self.extend,
+            ) from None
 
 
 def train_vocab(
@@ -115,6 +130,8 @@ def train_vocab(
     """
     need_data_libraries("vocab")
     lines = sample_text(section)
+    if (warning := mixed_scripts(section, lines)) is not None:
+        progress(warning)
     if _drops_accents(section) and (warning := _lost_marks(lines)) is not None:
         progress(warning)
     if section.algorithm == "wordpiece":

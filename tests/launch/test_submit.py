@@ -235,9 +235,10 @@ def test_a_dry_run_uses_no_network_and_makes_no_job(
     for phase in values["train"]["phases"]:
         phase["dataset"] = "data/set"
     config.write_text(yaml.safe_dump(values))
-    shown = ok(
-        "submit", config, "--bucket", "gs://bucket", *EIGHT, "--project", "p", "--dry-run", "--full"
-    )
+    dry = ("submit", config, "--bucket", "gs://bucket", *EIGHT, "--dry-run")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "none"))
+    assert "--project is missing" in ok(*dry)
+    shown = ok(*dry, "--project", "p", "--full")
     assert "gcloud compute tpus queued-resources create base-1 --project=p" in shown
     assert "gs://bucket/runs/base" in shown
     assert "startup.sh for the hosts" in shown
@@ -258,7 +259,7 @@ def test_a_dry_run_uses_no_network_and_makes_no_job(
         (("--bucket", "gs://b", *EIGHT, "--prices", "no.yaml"), "no.yaml", "file.missing"),
         (("--bucket", "b", "--name", "Base!"), "override submit.name", "setting.value"),
         (("--bucket", "b", "--max-cost", "-1"), "override submit.limits.cost", "setting.value"),
-        (("--bucket", "b", "--verb", "finetune"), "finetune", "setting.needed"),
+        (("--bucket", "b", "--verb", "finetune"), "finetune", "config.other_verb"),
         (
             ("--bucket", "b", *EIGHT, "--launcher", "local"),
             *("override submit.launcher", "setting.value"),

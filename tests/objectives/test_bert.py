@@ -3,14 +3,13 @@
 import functools
 import itertools
 import math
-import types
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.dataset.provenance import PairingKind, PairingSection
+from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.model.section import Execution
 from bert_jax.objectives.masked_language_model import MLM_EPSILON, MaskedLanguageModel
 from bert_jax.objectives.plateau import PlateauWatch
@@ -105,11 +104,6 @@ def test_evaluation_always_masks_15_percent(name: str) -> None:
     }
 
 
-def dataset_of(kind: PairingKind) -> Any:
-    provenance = types.SimpleNamespace(pairing=PairingSection.model_validate({"kind": kind}))
-    return types.SimpleNamespace(provenance=provenance, directory="data/corpus")
-
-
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [("bert", {"nsp"}), ("sop", {"sop"}), ("roberta", {"full_sentences", "doc_sentences"})],
@@ -121,7 +115,13 @@ def test_another_objectives_dataset_is_refused(name: str, kinds: set[str]) -> No
     for kind, evaluation in itertools.product(everything, (False, True)):
         allowed = kinds | without_pairs if evaluation else kinds
         check = functools.partial(
-            check_pairing, section, dataset_of(kind), key="dataset", evaluation=evaluation
+            check_pairing,
+            section,
+            kind,
+            encoder="bert",
+            dataset="data/corpus",
+            key="dataset",
+            evaluation=evaluation,
         )
         if kind in allowed:
             check()

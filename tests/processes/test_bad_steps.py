@@ -11,7 +11,7 @@ from tests.processes.test_deaths import line_of
 
 def test_two_processes_skip_stop_and_dump_together(config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    diverges = ("optimizer.learning_rate=1e30", "optimizer.warmup_steps=0")
+    diverges = ("optimizer.weight_decay=1e33", "optimizer.warmup_steps=0")
     with start(
         "pretrain", config, f"run_dir={run_dir}", *diverges, count=2, directory=tmp_path
     ) as job:

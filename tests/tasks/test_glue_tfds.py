@@ -83,6 +83,15 @@ def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
         raise ConnectionError("no route to host\nand more")
 
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
+    monkeypatch.setattr("requests.head", lambda url, timeout: None)
     reason = "ConnectionError: no route to host"
     with refuses("glue.tfds_unavailable", directory=f"{tmp_path}/data", reason=reason):
         glue(tmp_path / "data", "rte", "train")
+
+
+def test_no_network_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", pytest.fail)
+    with refuses("glue.tfds_unavailable", place="tfds glue/mrpc") as caught:
+        glue(tmp_path, "mrpc", "train")
+    assert "no answer from bit.ly, dl.fbaipublicfiles.com" in caught.value.values["reason"]

@@ -13,7 +13,16 @@ import pytest
 from bert_jax.files.atomic import unfinished
 from bert_jax.files.lock import hold_alone
 from bert_jax.files.seal import sealed, unsealed
-from tests.project import Refusal, bert_jax, ok, project_config, refused, said, write_config
+from tests.project import (
+    Refusal,
+    bert_jax,
+    invoke,
+    ok,
+    project_config,
+    refused,
+    said,
+    write_config,
+)
 
 
 @pytest.fixture
@@ -57,6 +66,8 @@ def near(name: str) -> dict[str, str]:
         ("model.size=bas", "setting.value", {"found": '"bas"'} | near("base")),
         ("model.size=base", "model.two_sizes", {"found": "base", "size": 12, "source": "size"}),
         ("objective.masking.rate=1.5", "setting.value", {"allowed": "less than 1"}),
+        ("optimizer.learning_rate=100", "setting.value", {"found": "100"}),
+        ("train.phases.0.learning_rate=1e4", "setting.value", {"found": "10000.0"}),
     ],
 )
 def test_a_wrong_setting_names_the_allowed_values(
@@ -297,6 +308,11 @@ def test_an_impossible_mesh_or_schedule_is_refused_before_the_start(
             {"place": "model.architecture.num_attention_heads", "found": 3, "hidden_size": 32},
         ),
         ("train.phases.0.dataset=nowhere", "dataset.missing", {"place": "nowhere"}),
+        (
+            "objective.kind=electra",
+            "objective.encoder",
+            {"encoder": "bert", "encoders": ["albert", "electra"]},
+        ),
     ],
 )
 def test_an_unfit_model_or_dataset_is_refused_before_the_start(
@@ -307,6 +323,74 @@ def test_an_unfit_model_or_dataset_is_refused_before_the_start(
     assert line.key == key
     assert values.items() <= line.values.items()
     assert not run_dir.exists()
+
+
+def test_doctor_and_pretrain_refuse_an_objective_that_fits_neither_model_nor_dataset(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    modern = {"kind": "modernbert", "architecture": sizes | {"intermediate_size": 64}}
+    generator = {"kind": "electra", "generator": {"size": 0.001}}
+    file = write_config(tmp_path / "c.yaml", config | {"run_dir": str(tmp_path / "run")})
+    for overrides, key, values in (
+        # No objective fits ModernBERT and a dataset with pairs.
+        ({"model": modern, "objective": {"kind": "roberta"}}, "objective.pairing", {"hint": ""}),
+        (
+            {"objective": {"kind": "roberta"}},
+            "objective.pairing",
+            {"hint": ", or set objective.kind: bert"},
+        ),
+        (
+            {"model": config["model"] | {"kind": "electra"}, "objective": generator},
+            "electra.generator_width",
+            {"place": "objective.generator.size", "found": 0.001, "width": 1, "allowed": 0.25},
+        ),
+    ):
+        settings = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
+        line = refused("pretrain", file, *settings)
+        assert line.key == key
+        assert values.items() <= line.values.items()
+        assert not (tmp_path / "run").exists()
+        found = invoke("doctor", file, *settings)
+        assert found.exit_code == 1, found.output
+        assert str(line.values["place"]) in found.output
+
+
+def test_the_settings_of_the_other_training_name_its_verb(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    task = {"kind": "table", "train": "a.csv", "text": "text", "label": "label"}
+    tuning = {"run_dir": "runs/a", "finetune": {"init_from": "a/b", "task": task}}
+    of_cloud = ("--on", "local", "--bucket", tmp_path)
+    for verb, values, options, fitting in (
+        ("pretrain", tuning, (), "finetune"),
+        ("plan", tuning, ("--topology", "v5e:2x2"), "finetune"),
+        ("submit", tuning, of_cloud, "submit --verb finetune"),
+        ("finetune", config, (), "pretrain"),
+    ):
+        line = refused(verb, write_config(tmp_path / "c.yaml", values), *options)
+        assert line.key == "config.other_verb"
+        assert line.values["fitting"] == fitting
+
+
+def test_a_relative_path_is_shown_with_its_directory(
+    tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    glue = {"kind": "glue", "name": "mrpc", "data": "glue"}
+    tuning = {"run_dir": "runs/a", "finetune": {"init_from": "origin", "task": glue}}
+    phase = "train.phases.0.dataset=nowhere"
+    (tmp_path / "origin").mkdir()
+    (tmp_path / "origin" / "config.yaml").write_text("seed: 1\n")
+    for verb, values, overrides, key in (
+        ("finetune", tuning, [], "glue.no_directory"),
+        ("finetune", tuning, ["finetune.init_from=none"], "run.missing"),
+        ("pretrain", config, [phase], "dataset.missing"),
+    ):
+        line = mistake(tmp_path, verb, values, *overrides)
+        assert line.key == key
+        assert line.values["within"] == f" in {tmp_path}"
+    assert refused("pretrain", "none.yaml").values["within"] == f" in {tmp_path}"
 
 
 def test_an_impossible_run_directory_is_named(tmp_path: Path, config: dict[str, Any]) -> None:

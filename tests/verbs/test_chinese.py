@@ -1,5 +1,6 @@
 """Chinese from an extracted Wikipedia to a pretrained model, with segmented whole-word masking."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -81,3 +82,26 @@ def test_chinese_words_are_masked_whole(config: Path) -> None:
     assert "segmenter: tests.data.chinese:cut" in saved
     settings = json.loads((root / "run" / "tokenizer" / "tokenizer_config.json").read_text())
     assert settings["do_lower_case"] is True
+
+
+def test_english_and_chinese_in_one_list_are_named_with_the_remedy(tmp_path: Path) -> None:
+    english = "the old river crossed a small stone bridge near the grey mill .\n"
+    chinese = "".join([*CHARACTERS, *LEXICON, "。\n"])
+    for name, line in (("en", english), ("zh", chinese)):
+        (tmp_path / f"{name}.txt").write_text(f"{line * 5}\n" * 40, encoding="utf-8")
+    values = project_config(tmp_path)
+    values["vocab"] |= {"size": 120}
+    both, text = [str(tmp_path / "en.txt"), str(tmp_path / "zh.txt")], "examples.output"
+    inputs = {
+        "both": both,
+        "languages": {"en": both[:1], "zh": both[1:]},
+        "english": both[:1],
+        "chinese": both[1:],
+    }
+    remedy = "`input: {en: [en/*.txt], zh: [zh/*.txt]}`"
+    for name, files in inputs.items():
+        for section in ("vocab", "examples"):
+            values[section]["input"] = copy.deepcopy(files)  # YAML would write an alias
+        file = write_config(tmp_path / "run.yaml", values)
+        said = [ok("vocab", file, "--force"), ok("examples", file, f"{text}={tmp_path / name}")]
+        assert [remedy in each for each in said] == [name == "both"] * 2, name

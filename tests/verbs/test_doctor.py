@@ -1,5 +1,6 @@
 import re
 import socket
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -130,3 +131,28 @@ def test_a_configurations_data_and_size_are_checked(project: Path, tmp_path: Pat
     assert "problem tokenizer: nowhere: " in lacking.output
     assert "problem dataset: none: " in lacking.output
     assert "2 problems" in lacking.output
+
+
+def test_kernels_that_an_interpreter_would_run_are_a_warning(project: Path, tmp_path: Path) -> None:
+    values = project_config(project) | {"run_dir": str(tmp_path / "run"), "mesh": {}}
+    said = ok("doctor", write_config(tmp_path / "run.yaml", values), "model.execution.loss=fused")
+    assert "\nwarn    kernels: model.execution.loss: fused without a TPU" in said
+
+
+def test_a_model_or_file_on_a_hub_needs_its_library(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    task = {"kind": "table", "train": "hf://datasets/a/b", "text": "a", "label": "b"}
+    tuning = {"init_from": "owner/name", "task": task}
+    distilling = project_config(project) | {"mesh": {}, "run_dir": str(tmp_path / "run")}
+    distilling["objective"] = {"kind": "distill", "teacher": "owner/name"}
+    for values, topics in (
+        ({"run_dir": str(tmp_path / "run"), "finetune": tuning}, ["init_from", "task"]),
+        (distilling, ["objective"]),
+    ):
+        found = invoke("doctor", write_config(tmp_path / "run.yaml", values))
+        assert found.exit_code == 1, found.output
+        lines = [line for line in found.output.splitlines() if line.startswith("problem")]
+        assert [line.split()[1] for line in lines] == [f"{topic}:" for topic in topics]
+        assert all("huggingface_hub: not installed" in line for line in lines)

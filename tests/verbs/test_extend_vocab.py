@@ -136,11 +136,13 @@ def test_tokenizers_that_cannot_be_extended_exactly_are_refused(tmp_path: Path) 
 
 def test_settings_of_training_have_no_effect_on_a_vocabulary(tmp_path: Path) -> None:
     section = {"input": ["a"], "output": str(tmp_path / "new")}
-    changes = ("size", {"extend": "runs/a", "size": 2000}), ("new_pieces", {"new_pieces": 5})
-    for name, change in changes:
+    for name, change, key in (
+        ("size", {"extend": "runs/a", "size": 2000}, "vocab.extend_setting"),
+        ("new_pieces", {"new_pieces": 5}, "setting.ignored"),
+    ):
         file = write_config(tmp_path / "vocab.yaml", {"vocab": section | change})
         refusal = refused("vocab", file)
-        assert refusal.key == "setting.ignored"
+        assert refusal.key == key
         assert refusal.values["place"] == f"{file}: vocab.{name}"
 
 

@@ -74,6 +74,11 @@ def test_a_run_learns_and_writes_all_documented_files(tuned: Path) -> None:
     assert open_run(run_dir).heads.labels == ("bad", "good")
 
 
+def test_a_batch_larger_than_the_table_is_said(tmp_path: Path) -> None:
+    said = ok("finetune", config_file(tmp_path, batch_size=200, epochs=1))
+    assert "finetune.batch_size: 200 is more than the 160 training rows" in said
+
+
 def test_few_dev_rows_share_one_program(tuned: Path) -> None:
     config = yaml.safe_load((tuned / "config.yaml").read_text())["finetune"]
     lines = Path(config["task"]["dev"]).read_text(encoding="utf-8").splitlines()[1:]

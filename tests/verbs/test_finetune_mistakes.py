@@ -72,6 +72,16 @@ PRETRAINING = "finetune.pretraining_section"
         ("objective.name=sop", PRETRAINING, replaced("objective", "finetune.task")),
         ("loader.workers=2", PRETRAINING, replaced("loader", "none")),
         ("finetune=null", "setting.needed", {"place": "finetune"}),
+        ("finetune.optimizer.learning_rate=3", "setting.value", {"found": "3"}),
+        ("finetune.sweep.learning_rates=[3e-5, 2]", "setting.value", {"found": "2"}),
+        (
+            "finetune.task={kind: embedding, train: a.csv, text: a}",
+            "setting.unknown",
+            {
+                "setting": "finetune.task.text",
+                "hint": '; a setting of kind multiple_choice and table; did you mean "anchor"?',
+            },
+        ),
     ],
 )
 def test_a_wrong_setting_names_the_allowed_values(

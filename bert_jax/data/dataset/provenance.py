@@ -10,6 +10,7 @@ from etils import epath
 
 from bert_jax.errors import SettingError, UserError, did_you_mean, differing
 from bert_jax.files.read import read_json_object
+from bert_jax.files.remote import within
 from bert_jax.files.seal import refuse_changed, unsealed
 from bert_jax.section import Section
 from bert_jax.validation import validate
@@ -257,8 +258,9 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
     if not root.exists():
         raise UserError(
             "dataset.missing",
-            "no such directory. Make the dataset with `bert-jax examples`.",
+            "no such directory{within}. Make the dataset with `bert-jax examples`.",
             place=root,
+            within=within(root),
         )
     if not path.exists():
         raise UserError(

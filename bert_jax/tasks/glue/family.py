@@ -15,6 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.download import local_copy
 from bert_jax.files.read import read_bytes
+from bert_jax.files.remote import within
 from bert_jax.section import PathText, Section
 from bert_jax.tasks.family import (
     DataRequest,
@@ -142,9 +143,10 @@ def directory_of(section: GlueSection) -> Path:
     if not root.is_dir():
         raise UserError(
             "glue.no_directory",
-            'found no directory {found}, allowed: a directory, or "{other}"',
+            'found no directory {found}{within}, allowed: a directory, or "{other}"',
             place="task.data",
             found=root,
+            within=within(root),
             other=TFDS,
         )
     inside = root / TASKS[section.name].directory

@@ -1,6 +1,8 @@
 """Reads GLUE tasks from TensorFlow Datasets, without TensorFlow."""
 
+import contextlib
 import math
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,6 +11,7 @@ from bert_jax.tasks.glue.files import GlueRows
 from bert_jax.tasks.labels import TextRow
 
 NAME: Final = "tfds"  # value of `task.data` instead of a directory
+_SECONDS: Final = 5  # limit for the answer of a host
 _SPLITS: Final = {"train": "train", "dev": "validation", "test": "test"}
 # Possible names of the text fields in TFDS: (text, second text).
 _TEXTS: Final = (
@@ -79,6 +82,7 @@ def _builder(name: str, data_dir: str | None) -> Any:
     try:
         builder = tfds.builder(name, data_dir=data_dir)
         if not builder.is_prepared():
+            _require_network(builder)
             builder.download_and_prepare(file_format="array_record")
     # TFDS raises many types of errors for network and checksum failures.
     except Exception as error:
@@ -91,6 +95,21 @@ def _builder(name: str, data_dir: str | None) -> Any:
             reason=f"{type(error).__name__}: {first_line(error)}",
         ) from error
     return builder
+
+
+def _require_network(builder: Any) -> None:
+    """Raises ConnectionError if no host of a dataset's files answers.
+
+    Without a network, TFDS would retry its downloads for minutes.
+    """
+    import requests  # TFDS requires it
+
+    hosts = sorted({f"{urllib.parse.urlsplit(url).hostname}" for url in builder.url_infos})
+    for host in hosts:
+        with contextlib.suppress(requests.RequestException):
+            requests.head(f"https://{host}", timeout=_SECONDS)
+            return
+    raise ConnectionError(f"no answer from {', '.join(hosts)}")
 
 
 def _row(example: Mapping[str, Any], names: list[str] | None, place: str) -> TextRow:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import pydantic
 
 from bert_jax.errors import SettingError
+from bert_jax.optim.sections import LearningRate
 from bert_jax.section import Section
 
 Number = TypeVar("Number", int, float)
@@ -23,7 +24,7 @@ class SweepSection(Section):
 
     seeds: int = pydantic.Field(default=1, ge=1)
     """Number of consecutive seeds. The first one is `seed`."""
-    learning_rates: tuple[pydantic.PositiveFloat, ...] = ()
+    learning_rates: tuple[LearningRate, ...] = ()
     """Learning rates. By default, `finetune.optimizer.learning_rate`."""
     epochs: tuple[pydantic.PositiveInt, ...] = ()
     """Numbers of epochs. By default, `finetune.epochs`."""

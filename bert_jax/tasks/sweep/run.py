@@ -184,15 +184,24 @@ def plan(
 ) -> tuple[FinetuneSettings, list[SweepPoint]]:
     """Sets `finetune.sweep.seeds` to `seeds`. Returns the settings and the runs of the sweep.
 
-    If there is only one run, returns its settings. Raises UserError if `seeds` is below 1.
+    If there is only one run, returns its settings. Raises UserError if `seeds` is below 1 or
+    contradicts the section.
     """
     if seeds is not None:
         if seeds < 1:
             raise UserError(
                 "sweep.seeds", "found {found}, allowed: 1 or more", place="--seeds", found=seeds
             )
-        asked = (settings.finetune.sweep or SweepSection()).model_copy(update={"seeds": seeds})
-        settings = settings.with_finetune(sweep=asked)
+        held = settings.finetune.sweep or SweepSection()
+        if held.seeds not in (SweepSection().seeds, seeds):
+            raise UserError(
+                "sweep.two_seeds",
+                "found {found}, but finetune.sweep.seeds is {other}. Remove one of them.",
+                place="--seeds",
+                found=seeds,
+                other=held.seeds,
+            )
+        settings = settings.with_finetune(sweep=held.model_copy(update={"seeds": seeds}))
     section = settings.finetune
     points = points_of(
         section.sweep or SweepSection(),

@@ -279,6 +279,12 @@ def show_data(prepared: TrainingSetup, console: Console) -> None:
     family, origin = prepared.family, prepared.origin
     sizes = ", ".join(f"{name} {split.examples:,}" for name, split in family.splits.items())
     lines = [f"examples: {sizes}", *family.notes]
+    rows, batch = len(family.splits["train"].lengths), prepared.section.batch_size
+    if batch > rows:
+        lines.append(
+            f"finetune.batch_size: {batch} is more than the {rows:,} training rows: each step has "
+            "all rows, and an epoch is one step"
+        )
     dtype = prepared.execution.dtype
     if prepared.section.dtype is None and dtype != origin.model.execution.dtype:
         lines.append(SLOWER)
