@@ -1,6 +1,7 @@
 """A model in memory that encodes texts, fills masks and predicts."""
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -28,6 +29,7 @@ from bert_jax.interop.sources import fetch, is_hub_name
 from bert_jax.interop.tf_checkpoint import is_tf
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection, Pool
+from bert_jax.narration import announcing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.places import MODELS
@@ -100,6 +102,7 @@ class LoadedModel:
         layers: str | None = None,
         pool: Pool | None = None,
         prompt: Prompt | None = None,
+        column: str | None = None,
         max_length: int | None = None,
         batch_size: int = 32,
     ) -> np.ndarray:
@@ -115,6 +118,7 @@ class LoadedModel:
             pool: "mean" over all pieces, "cls" or "last". Default: "mean".
             prompt: "query" or "passage" adds the prefix that the model was trained with. Default:
                 the default prefix of an imported model, or none.
+            column: column of the texts in a table. Default: `text`, and `pair` if it exists.
             max_length: maximum pieces per text, special pieces included. Longer texts are
                 truncated. Default: the limit of a model of sentence embeddings, or the model's
                 positions, at most 512.
@@ -135,7 +139,7 @@ class LoadedModel:
             max_length=max_length,
             batch_size=batch_size,
         )
-        found = [features.vectors[0] for features in extractor(_texts(texts))]
+        found = [features.vectors[0] for features in extractor(_texts(texts, column=column))]
         vectors = np.stack(found) if found else np.empty((0, extractor.width), np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -146,6 +150,7 @@ class LoadedModel:
         *,
         level: Level = "token",
         layers: str | None = None,
+        column: str | None = None,
         max_length: int | None = None,
         batch_size: int = 32,
     ) -> list[TextFeatures]:
@@ -159,10 +164,16 @@ class LoadedModel:
         extractor = self._extractor(
             level=level, layers=layers, max_length=max_length, batch_size=batch_size
         )
-        return list(extractor(_texts(texts)))
+        return list(extractor(_texts(texts, column=column)))
 
     @checked
-    def predict(self, rows: Rows, *, task: Mapping[str, Any] | None = None) -> list[Record]:
+    def predict(
+        self,
+        rows: Rows,
+        *,
+        column: str | None = None,
+        task: Mapping[str, Any] | None = None,
+    ) -> list[Record]:
         """Predicts rows with the head of a fine-tuned model.
 
         ``model.predict(["what a film"])[0]["prediction"] -> "positive"``
@@ -171,17 +182,20 @@ class LoadedModel:
             rows: texts, pairs of texts, tuples (question, context) or lists of tokens, depending on
                 the task. Or a table: a list of dicts, a dict of columns, a DataFrame, an Arrow
                 table or a `datasets.Dataset`.
+            column: column of the texts in a table. Default: the column of the training data, or
+                `text`; for token classification `tokens`, `words` or `text`.
             task: settings of the task that replace the model's settings, such as
                 ``{"max_query_length": 32, "n_best": 5}`` for question answering.
 
         Returns:
             A dict for each row, in order. It has the fields of the .jsonl files that `bert-jax
-            predict` writes, such as "prediction" and "probabilities".
+            predict` writes, such as "prediction" and "probabilities". Labels that were integers in
+            the training data are integers.
 
         Raises:
             UserError: The model was not fine-tuned, or a row or setting is wrong for its task.
         """
-        return self._predictor(rows, task or {})
+        return self._predictor(rows, task or {}, column=column)
 
     @functools.cached_property
     def _predictor(self) -> RowPredictor:
@@ -201,6 +215,8 @@ def load(
 
     ``bert_jax.load("runs/base").fill_mask("the [MASK] module")``
 
+    If this takes longer than two seconds, a line on standard error says so.
+
     Args:
         source: a run directory; the directory of a Hugging Face, sentence-transformers or
             google-research/bert checkpoint; or the name of a model on a hub:
@@ -212,6 +228,11 @@ def load(
     Raises:
         UserError: The source cannot be read, or the checkpoint does not exist.
     """
+    with announcing(f"loading {os.fspath(source)}"):
+        return _load(source, checkpoint=checkpoint, mesh=mesh)
+
+
+def _load(source: epath.PathLike, *, checkpoint: str, mesh: MeshSection | None) -> LoadedModel:
     require_place(source, hub=MODELS)
     directory, devices = epath.Path(source), open_mesh(mesh)
     on_hub = is_hub_name(source)
@@ -234,9 +255,15 @@ def load(
     return LoadedModel(model_in_memory(read_checkpoint(path), mesh=devices, name=name), None)
 
 
-def _texts(texts: Rows, *, names: Sequence[str] = ("text", "pair")) -> list[InputText]:
+def _texts(
+    texts: Rows, *, names: Sequence[str] = ("text", "pair"), column: str | None = None
+) -> list[InputText]:
     found = []
-    for row in MemoryTable.of(texts, name="texts").named(names):
+    table = MemoryTable.of(texts, name="texts")
+    if column is not None:
+        table.require_column(column)
+        return [InputText(row.line, row.text(column), None, None) for row in table.named(names)]
+    for row in table.named(names):
         if "text" not in row.values:
             raise UserError(
                 "rows.no_text",

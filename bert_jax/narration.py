@@ -21,6 +21,7 @@ from rich.text import Text
 FIRST_LINE_SECONDS: Final = 0.5
 LAST_LINE_SECONDS: Final = 1.0  # no line at the end of a shorter stage
 QUIET_SECONDS: Final = 2.5  # pause between lines; after 25 s, a tenth of the elapsed time
+SLOW_SECONDS: Final = 2.0  # when `announcing` prints its line
 
 
 @dataclasses.dataclass(eq=False)
@@ -170,6 +171,23 @@ def doing(
     if not _NARRATORS:
         return contextlib.nullcontext()
     return _NARRATORS[-1].stage(what, at_once=at_once)
+
+
+@contextlib.contextmanager
+def announcing(what: str) -> Iterator[None]:
+    """Prints one line to standard error if the block is slow. Within `speaking`, shows a stage."""
+    if _NARRATORS:
+        with doing(what):
+            yield
+        return
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    timer = threading.Timer(SLOW_SECONDS, console.print, [Text(f"{what} …")])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def tell(line: str) -> None:

@@ -13,7 +13,7 @@ from etils import epath
 
 from bert_jax.data.class_names import ClassNames, names_of_features, names_of_schema
 from bert_jax.data.tables import TableRow
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
 
 _NOTHING: Final = ("NAType", "NaTType")  # names of pandas' types for missing values
@@ -86,6 +86,21 @@ class MemoryTable:
                 values = dict(zip(names, values, strict=False))
             columns = values if columns is None else columns
             yield TableRow(Path(self.name), number, values, columns, classes=self.classes)
+
+    def require_column(self, column: str) -> None:
+        """Raises UserError if a row is no dict with `column`, which an argument names."""
+        for number, row in enumerate(self.rows, start=1):
+            found = [*row] if isinstance(row, dict) else []
+            if column not in found:
+                raise UserError(
+                    "rows.column_unknown",
+                    'found "{column}", but {row} has the columns {found}{hint}',
+                    place="column",
+                    column=column,
+                    row=f"{self}: row {number}",
+                    found=found,
+                    hint=did_you_mean(column, found),
+                )
 
     def has(self, column: str, *, width: int) -> bool:
         """Returns whether any row is a dict with `column` or a tuple of at least `width` values."""

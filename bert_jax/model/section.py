@@ -148,6 +148,10 @@ class HeadsSection(Section):
     """The task of a fine-tuned head."""
     labels: tuple[str, ...] = ()
     """Names of the outputs of the task head."""
+    integer_labels: bool = False
+    """Whether the labels are whole numbers. Predictions then have numbers instead of texts."""
+    split_punctuation: bool = True
+    """Token classification: whether texts are split at punctuation. If not, only at blanks."""
     problem: ProblemName | None = None
     """Kind of sequence classification. If null, it is unknown."""
     task_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)

@@ -17,7 +17,7 @@ from bert_jax.data.row_errors import OnError, RowErrors
 from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
-from bert_jax.model.section import HeadsSection, PoolingSection, ProblemName, TaskName
+from bert_jax.model.section import HeadsSection, PoolingSection, TaskName
 from bert_jax.section import DataPathText, Section
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 NO_LABEL = -1  # target of a piece without a label
 
 # `content_hash` ignores these fields: an added empty line must not change the hash.
-_PLACES: Final = ("line", "lines")
+_PLACES: Final = ("line", "lines", "whole_text")
 
 
 class Encoded(NamedTuple):
@@ -126,6 +126,7 @@ class DataRequest(NamedTuple):
     labels: tuple[str, ...] | None = None  # default: labels of the training set
     tuned: Mapping[str, float] = {}  # dev scores, including a tuned threshold
     embedding: PoolingSection | None = None  # how the checkpoint computes sentence vectors
+    split_punctuation: bool = True  # see `HeadsSection`
 
     def source(self, section: Section, role: str) -> Path | MemoryTable:
         """Returns the data of a role: the file that the section names, or `input`.
@@ -145,13 +146,9 @@ class DataRequest(NamedTuple):
         return local_copy(str(found))
 
 
-def task_heads(
-    task: TaskName, *, labels: tuple[str, ...] = (), problem: ProblemName | None = None
-) -> HeadsSection:
+def task_heads(task: TaskName, **settings: Any) -> HeadsSection:
     """Returns the heads of a task, without the pooler, see `ModelSection.of_task`."""
-    return HeadsSection(
-        pooler=False, mlm=False, next_sentence=False, task=task, labels=labels, problem=problem
-    )
+    return HeadsSection(pooler=False, mlm=False, next_sentence=False, task=task, **settings)
 
 
 def hub_files(section: Section) -> dict[str, HubFile]:

@@ -11,6 +11,7 @@ from bert_jax.runs.run_directory import Run
 from bert_jax.runs.settings import describe
 from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.family import DataRequest, Record
+from bert_jax.tasks.labels import with_integers
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import TaskSection
 from bert_jax.tasks.squad.family import SquadSection
@@ -22,6 +23,13 @@ from bert_jax.validation import validate
 BATCH_SIZE: Final = 32
 MAX_LENGTH: Final = 512  # pieces in a row, if the fine-tuning settings are unknown
 _ROLE: Final = "input"
+# Settings that name the column of the texts, by kind of task.
+_TEXT_COLUMNS: Final = {
+    "table": "text",
+    "token_classification": "token_column",
+    "multiple_choice": "text",
+    "embedding": "anchor",
+}
 
 
 class RowPredictor:
@@ -55,11 +63,13 @@ class RowPredictor:
             few_rows=True,
         )
 
-    def __call__(self, rows: Rows, settings: Mapping[str, Any]) -> list[Record]:
+    def __call__(
+        self, rows: Rows, settings: Mapping[str, Any], *, column: str | None = None
+    ) -> list[Record]:
         """Returns one record per row, in order.
 
-        `settings` override the settings of the task. Raises UserError for an unknown setting or a
-        malformed row.
+        `settings` override the settings of the task, and `column` the column of the texts. Raises
+        UserError for an unknown setting or column, or a malformed row.
         """
         table, model = MemoryTable.of(rows), self._model
         if not table.rows:
@@ -69,7 +79,7 @@ class RowPredictor:
         else:
             saved = section_of(self._run).task
             task = _for_memory(saved, table, problem=model.heads.problem)
-        values = {**task.model_dump(mode="json"), **settings}
+        values = {**task.model_dump(mode="json"), **_text_column(task, table, column), **settings}
         task = validate(type(task), values, source="predict", key="task")
         if self._run is None:
             request = DataRequest(model.tokenizer, self._max_length, seed=0, roles=(_ROLE,))
@@ -78,7 +88,24 @@ class RowPredictor:
         else:
             step = model.loaded.step
             family = open_data(self._run, roles=(_ROLE,), step=step, input=table, task=task)
-        return self._predictor(model.loaded.params, family.splits[_ROLE])
+        records = self._predictor(model.loaded.params, family.splits[_ROLE])
+        return with_integers(records) if model.heads.integer_labels else records
+
+
+def _text_column(task: TaskSection, table: MemoryTable, column: str | None) -> dict[str, str]:
+    """Returns the setting that names the column of the texts. Raises UserError if there is none."""
+    if column is None:
+        return {}
+    if task.kind not in _TEXT_COLUMNS:
+        raise UserError(
+            "predict.column",
+            'found "{found}", allowed: with a task that reads one column of texts: {allowed}',
+            place="column",
+            found=column,
+            allowed=[*_TEXT_COLUMNS],
+        )
+    table.require_column(column)
+    return {_TEXT_COLUMNS[task.kind]: column}
 
 
 def _for_memory(task: TaskSection, table: MemoryTable, *, problem: str | None) -> TaskSection:

@@ -175,7 +175,10 @@ class SequenceTask:
             weights = labelling.weights(self.class_weights, targets)
         return Family(
             heads=task_heads(
-                "sequence_classification", labels=labelling.names, problem=labelling.problem
+                "sequence_classification",
+                labels=labelling.names,
+                integer_labels=labelling.integers,
+                problem=labelling.problem,
             ),
             best_metric=self.keys[0],
             class_weights=weights,

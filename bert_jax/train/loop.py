@@ -7,8 +7,10 @@ for the host. If an action is due after a step, the hooks run and the devices wa
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
+from etils import epath
 from rich.console import Console
 
 from bert_jax.narration import doing
@@ -16,6 +18,7 @@ from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.evaluations import Evaluations
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.hooks import Hook, Pause, check_replicas, reached, save, stop_early
+from bert_jax.train.metrics_writer import METRICS, read_metrics
 from bert_jax.train.output import PhaseReports, open_output
 from bert_jax.train.prefetch import prefetch_to_device
 from bert_jax.train.progress import StepTracker
@@ -33,6 +36,15 @@ class Outcome:
     step: int
     interrupted: bool  # whether a signal ended the run, after a save
     scores: Mapping[str, float]  # scores of the last evaluation
+    path: epath.Path  # run directory
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl: ``[{"kind": "train", "step": 100, "loss": 2.3, …}, …]``.
+
+        A resumed run has the lines of all its processes.
+        """
+        return read_metrics(self.path) if (self.path / METRICS).exists() else []
 
 
 def train(spec: TrainSpec, *, console: Console) -> Outcome:
@@ -89,7 +101,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
             output.tell_time(step=tracker.progress.step, finished=not interrupted)
     finally:
         output.close()
-    return Outcome(tracker.progress.step, interrupted, evaluations.scores)
+    return Outcome(tracker.progress.step, interrupted, evaluations.scores, spec.run_dir)
 
 
 def _run_phase(

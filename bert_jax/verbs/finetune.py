@@ -59,7 +59,8 @@ def finetune(
             key ``**{"finetune.epochs": 2}``.
 
     Returns:
-        The step reached, whether a signal stopped the run, and the best checkpoint's scores.
+        The step reached, whether a signal stopped the run, the best checkpoint's scores, the run
+        directory, and the history of the metrics.
 
     Raises:
         UserError: the configuration does not fit the data, `init_from` or the run directory.

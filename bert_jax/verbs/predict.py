@@ -22,6 +22,7 @@ from bert_jax.runs.run_directory import Run, open_run
 from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.family import Record
+from bert_jax.tasks.labels import with_integers
 from bert_jax.tasks.predictor import score_splits
 from bert_jax.tasks.section import TaskSection
 from bert_jax.tasks.table import TableSection
@@ -118,6 +119,8 @@ def predict(
         }
         scores = score_splits(family, labelled) if labelled else None
         scored = {name: len(found) for name, found in labelled.items()}
+        if loaded.heads.integer_labels:
+            records = {name: with_integers(found) for name, found in records.items()}
         files: list[Path] = []
         if jax.process_index() == 0:
             if submission:

@@ -45,7 +45,8 @@ def pretrain(
             key ``**{"mesh.tensor": 2}``.
 
     Returns:
-        The step reached, whether a signal stopped the run, and the last evaluation.
+        The step reached, whether a signal stopped the run, the last evaluation, the run directory,
+        and the history of the metrics.
 
     Raises:
         UserError: the configuration does not fit the data, the devices or the run directory.

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig, parse_config
@@ -169,7 +170,7 @@ def test_a_finished_sweep_only_shows_its_table(
 def test_a_signal_stops_a_sweep(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = FinishedRun(Outcome(3, True, {}), None)
+    stopped = FinishedRun(Outcome(3, True, {}, epath.Path(tmp_path)), None)
     monkeypatch.setattr(sweep_verb, "run_finetuning", lambda *_, **__: stopped)
     assert finetune(config(base, tmp_path), seeds=2, console=Console(quiet=True)).interrupted
     assert not runs(tmp_path)

@@ -265,13 +265,13 @@ def _sweep(
             own = prepared._replace(settings=dataclasses.replace(asked, started=time.time()))
             result = _run_point(own, point, run, console)
             if result is None:
-                return Outcome(0, True, {})
+                return Outcome(0, True, {}, root)
             record.results[point] = result
             record.write()
         _promote(prepared, root, record, predictor, check_lock=check_lock, console=console)
     record.show(console)
     assert record.best is not None  # `_promote` raises RunStopped without a best run
-    return Outcome(record.best.step, False, record.best.scores)
+    return Outcome(record.best.step, False, record.best.scores, root)
 
 
 def point_settings(

@@ -177,6 +177,27 @@ def find_entities(labels: Sequence[str]) -> list[Entity]:
     return spans
 
 
+def entity_records(
+    labels: Sequence[str],
+    chances: Sequence[float],
+    text: str,
+    offsets: Sequence[tuple[int, int]],
+) -> list[Record]:
+    """Returns the entities of a sentence for its record.
+
+    ``{"type": "PER", "text": "Dr Ito", "start": 0, "end": 6, "tokens": [0, 2], "probability":
+    0.9}``. `start` and `end` are characters of the text, `tokens` is the range of tokens. The
+    probability is the mean of the tokens' `chances`, as in Hugging Face's pipeline.
+    """
+    records: list[Record] = []
+    for kind, first, end in find_entities(labels):
+        at, to = offsets[first][0], offsets[end - 1][1]
+        mean = sum(chances[first:end]) / (end - first)
+        place = {"start": at, "end": to, "tokens": [first, end]}
+        records.append({"type": kind, "text": text[at:to], **place, "probability": mean})
+    return records
+
+
 def entity_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, float]:

@@ -32,6 +32,7 @@ from bert_jax.tasks.labels import too_few_labels, unknown_label
 from bert_jax.tasks.tokens import entities
 from bert_jax.tasks.tokens.conll import ConllFile, Sentence, read_conll
 from bert_jax.tasks.tokens.sentence_rows import SUFFIXES, read_sentence_rows
+from bert_jax.tasks.tokens.text_words import place_tokens, splits_punctuation
 from bert_jax.tasks.tokens.windows import Window, cut_windows
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -96,7 +97,7 @@ class TokenClassificationSection(FilesSection):
         files = {role: _read(self, request, role) for role in roles}
         notes: list[str] = []
         if request.labels is not None:
-            scheme, labels = _scheme_of_model(self, request.labels), request.labels
+            scheme, labels, facts = _scheme_of_model(self, request.labels), request.labels, {}
         else:
             train = files["train"]
             notes += _how_read(train)
@@ -104,6 +105,10 @@ class TokenClassificationSection(FilesSection):
             if len(train.names) < 2:
                 raise too_few_labels(train.names, train.path)
             labels = entities.complete_labels(train.names, scheme)
+            facts = {
+                "integer_labels": train.numbers and all(map(str.isdecimal, labels)),
+                "split_punctuation": splits_punctuation(train.sentences),
+            }
         # A model's labels do not determine whether the scheme is IOB1 or IOB2.
         exact = self.scheme != "auto" or request.labels is None
         splits: dict[str, TokenSplit] = {}
@@ -111,7 +116,12 @@ class TokenClassificationSection(FilesSection):
             file = files[role]
             _check_labels(file, labels)
             splits[role] = split = TokenSplit(
-                file.sentences, request.tokenizer, labels=labels, room=room, stride=stride
+                file.sentences,
+                request.tokenizer,
+                labels=labels,
+                room=room,
+                stride=stride,
+                spans=scheme != "none",
             )
             stray = "tokens have a label, but others have none: all labels are ignored"
             comments = "lines begin with # and are read as comments"
@@ -119,7 +129,7 @@ class TokenClassificationSection(FilesSection):
             notes += count_notes(file.path, found)
             notes += _contradictions(file, scheme) if exact else []
         return Family(
-            heads=task_heads("token_classification", labels=labels),
+            heads=task_heads("token_classification", labels=labels, **facts),
             best_metric="accuracy" if scheme == "none" else "f1",
             splits=splits,
             notes=tuple(notes),
@@ -154,7 +164,12 @@ def _read(section: TokenClassificationSection, request: DataRequest, role: str) 
     if isinstance(source, MemoryTable) or source.suffix in SUFFIXES:
         token, label = columns
         return read_sentence_rows(
-            source, labelled=labelled, token=token, label=label, names=section.label_names
+            source,
+            labelled=labelled,
+            token=token,
+            label=label,
+            names=section.label_names,
+            punctuation=request.split_punctuation,
         )
     token, label = (
         _number(source, f"task.{key}", column)
@@ -271,16 +286,17 @@ class TokenSplit(Split):
         labels: Sequence[str],
         room: int,
         stride: int,
+        spans: bool,
     ) -> None:
         """Encodes each token with the space before it, and cuts sentences into windows.
 
-        `labels` are the model's. A row has at most `room` pieces besides [CLS] and [SEP]. For
-        `stride`, see `cut_windows`. A token without pieces, such as a control character, becomes
-        [UNK].
+        `labels` are the model's; `spans` says whether they have a span scheme. A row has at most
+        `room` pieces besides [CLS] and [SEP]. For `stride`, see `cut_windows`. A token without
+        pieces, such as a control character, becomes [UNK].
         """
         self._sentences, self._special = sentences, tokenizer.special
         self.examples, self.fingerprint = len(sentences), content_hash(sentences)
-        self._names = labels
+        self._names, self._spans = labels, spans
         self._ids = {name: index for index, name in enumerate(labels)}
         encoded = tokenizer.encode_parts([sentence.tokens for sentence in sentences])
         words = Ragged(itertools.chain.from_iterable(encoded))
@@ -330,22 +346,35 @@ class TokenSplit(Split):
         return Encoded([ids], [len(ids)], targets)
 
     def reduce(self, index: int, logits: np.ndarray) -> np.ndarray:
-        """Returns the label ids of the words that a row predicts."""
-        return np.argmax(logits[self._first_pieces(self._rows[index])], axis=-1)
+        """Returns (label id, probability) of the words that a row predicts, [words, 2]."""
+        logits = logits[self._first_pieces(self._rows[index])].astype(np.float64)
+        best = logits.max(axis=-1)
+        chances = 1 / np.exp(logits - best[:, None]).sum(axis=-1)
+        return np.stack([np.argmax(logits, axis=-1), chances], axis=-1)
 
     def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
-        """Returns records with a predicted label for every token."""
+        """Returns records with a predicted label for every token, and with whole entities."""
         # Each word is predicted in exactly one row, and rows are in word order.
-        names = iter([self._names[label] for label in np.concatenate(reduced).tolist()])
-        return [
-            {
+        words = iter(np.concatenate(reduced).tolist())
+        records = []
+        for number, sentence in enumerate(self._sentences):
+            found = list(itertools.islice(words, len(sentence.tokens)))
+            predicted = [self._names[int(label)] for label, _ in found]
+            chances = [chance for _, chance in found]
+            text, offsets = place_tokens(sentence)
+            record: Record = {
                 "id": number,
+                "text": text,
                 "tokens": list(sentence.tokens),
+                "offsets": offsets,
                 "label": None if sentence.labels is None else list(sentence.labels),
-                "prediction": list(itertools.islice(names, len(sentence.tokens))),
+                "prediction": predicted,
+                "probabilities": chances,
             }
-            for number, sentence in enumerate(self._sentences)
-        ]
+            if self._spans:
+                record["entities"] = entities.entity_records(predicted, chances, text, offsets)
+            records.append(record)
+        return records
 
     def _first_pieces(self, row: _Row) -> np.ndarray:
         offsets = self._pieces.offsets[row.offset :]

@@ -10,11 +10,12 @@ from bert_jax.data.tables import TableRow, read_table
 from bert_jax.errors import UserError
 from bert_jax.tasks.family import no_rows
 from bert_jax.tasks.tokens.conll import ConllFile, Sentence
+from bert_jax.tasks.tokens.text_words import split_text
 
 SUFFIXES: Final = (".jsonl", ".parquet")
 TOKENS: Final = ("tokens", "words", "text")
 LABELS: Final = ("ner_tags", "labels", "tags", "ner", "label")
-# `str.split()` would also split at no-break spaces, which tokens may contain.
+# `str.split()` would also split at no-break spaces, which labelled tokens may contain.
 _WHITE_SPACE: Final = re.compile("[ \t]+")
 
 
@@ -25,11 +26,13 @@ def read_sentence_rows(
     token: int | str = 0,
     label: int | str = -1,
     names: Sequence[str] = (),
+    punctuation: bool = True,
 ) -> ConllFile:
     """Returns the sentences of rows.
 
     ``{"tokens": ["EU", "rejects"], "ner_tags": ["B-ORG", "O"]}`` is a sentence of two tokens. In
-    memory, a row may also be a text with spaces between tokens, or a list of tokens.
+    memory, a row may also be a list of tokens. A text with labels has spaces between its tokens;
+    without labels, `split_text` divides it.
 
     Args:
         source: a .jsonl, a .parquet or a table in memory.
@@ -38,6 +41,7 @@ def read_sentence_rows(
         label: column of the labels. A number selects the first of `LABELS` that exists. Labels are
             texts, or numbers of classes that `datasets` named.
         names: names of numbered labels that have no names in the source.
+        punctuation: whether to split texts without labels at punctuation.
 
     Raises:
         UserError: A row lacks tokens or required labels, does not have as many labels as tokens, or
@@ -47,14 +51,19 @@ def read_sentence_rows(
     sentences: list[Sentence] = []
     numbered = 0
     for row in table:
-        tokens = _tokens(row, _column(row, token, TOKENS, "token_column"))
+        of_tokens = _column(row, token, TOKENS, "token_column") or ""
+        column = _column(row, label, LABELS, "label_column", labelled)
+        found = None if column is None else row.labels(column)
+        whole = row.values[of_tokens]
+        text = whole if isinstance(whole, str) and found is None and not labelled else None
+        tokens = split_text(text, punctuation=punctuation) if text else _blank_split(whole)
+        _require_tokens(row, of_tokens, tokens)
         labels = None
-        if (column := _column(row, label, LABELS, "label_column", labelled)) is not None:
-            found = row.labels(column)
+        if column is not None:
             labels, numbers = _labels(row, column, found, len(tokens), names, labelled)
             numbered += numbers
         if tokens or isinstance(source, MemoryTable):
-            sentences.append(Sentence(tokens, labels, [row.line] * len(tokens)))
+            sentences.append(Sentence(list(tokens), labels, [row.line] * len(tokens), text))
     if not sentences:
         raise no_rows(source)
     if any(sentence.labels is None for sentence in sentences):
@@ -86,9 +95,11 @@ def _column(
     return found
 
 
-def _tokens(row: TableRow, column: str | None) -> list[str]:
-    found = row.values[column or ""]
-    tokens = _WHITE_SPACE.split(found.strip()) if isinstance(found, str) else found
+def _blank_split(found: Any) -> Any:
+    return _WHITE_SPACE.split(found.strip()) if isinstance(found, str) else found
+
+
+def _require_tokens(row: TableRow, column: str, tokens: Any) -> None:
     in_memory = not row.path.suffix
     texts = isinstance(tokens, list | tuple) and all(isinstance(t, str) and t for t in tokens)
     # In memory, each row needs a prediction.
@@ -99,7 +110,6 @@ def _tokens(row: TableRow, column: str | None) -> list[str]:
             place=row.place,
             column=column,
         )
-    return list(tokens)
 
 
 def _labels(

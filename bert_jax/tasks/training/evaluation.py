@@ -221,7 +221,12 @@ def open_data(
     with doing("reading and encoding the task's files"):
         heads = run.heads
         return task.open(
-            request._replace(labels=heads.labels, tuned=tuned, embedding=heads.embedding)
+            request._replace(
+                labels=heads.labels,
+                tuned=tuned,
+                embedding=heads.embedding,
+                split_punctuation=heads.split_punctuation,
+            )
         )
 
 

@@ -1,5 +1,6 @@
 """One fine-tuning run, from its setup to its report."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ def run_finetuning(
     best = conclude(
         open_run(root), prepared.family, predictor, check_lock=check_lock, console=console
     )
-    return FinishedRun(Outcome(outcome.step, False, best.scores), best)
+    return FinishedRun(dataclasses.replace(outcome, scores=best.scores), best)
 
 
 def _train_spec(
