@@ -81,7 +81,7 @@ def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     "--init-from",
     type=base.MODEL_PATH,
     metavar="MODEL",
-    help="Start from the parameters of this run or model.",
+    help="Start from the network and the parameters of this run or model.",
 )
 @base.data_change_option
 @base.verb

@@ -33,6 +33,7 @@ def test_a_mask_takes_the_place_of_a_word(algorithm: str, project: Path, tmp_pat
 
     fresh_run(tmp_path / "run", tokenizer)
     ok("export", tmp_path / "run", tmp_path / "exported", "--to", "hf")
+    assert load_tokenizer(tmp_path / "exported").hash == tokenizer.hash
     theirs = transformers.pipeline("fill-mask", str(tmp_path / "exported"), top_k=SIZE)
     for text, (own,) in fill_mask(str(tmp_path / "run"), masked):
         ordinary = [each for each in theirs(text) if each["token"] not in tokenizer.special]
