@@ -3,7 +3,7 @@
 from typing import Final
 
 from bert_jax.errors import UserError
-from bert_jax.pipelines.sources.recognition.binary import ARCHIVES, ENCODINGS, binary_kind
+from bert_jax.pipelines.sources.recognition.binary import ARCHIVES, ENCODINGS, UNNAMED, binary_kind
 from bert_jax.pipelines.sources.recognition.markup import markup_kind
 from bert_jax.pipelines.sources.recognition.tables import (
     drawn_table_kind,
@@ -78,6 +78,8 @@ def _remedy(found: str) -> str:
         return "Unpack it and name the files inside."
     if found in ENCODINGS:
         return "Convert the text to UTF-8."
+    if found in UNNAMED:
+        return "Add the suffix to its name."
     return (
         "Convert the file to a .jsonl with one object per document and line, or set format: text "
         "to read its lines as prose."

@@ -8,16 +8,22 @@ from typing import Final
 from bert_jax.data.google_bert.tfrecord import masked_crc
 
 ARCHIVES: Final = ("a zip archive", "a tar archive", "a RAR archive", "a 7-Zip archive", "LZ4 data")
+UNNAMED: Final = (
+    "gzip data without .gz",
+    "bzip2 data without .bz2",
+    "xz data without .xz",
+    "Zstandard data without .zst",
+)
 ENCODINGS: Final = ("UTF-16 text", "UTF-32 text", "ISO-2022 text")
 _SIGNS: Final = (
     (b"PK\x03\x04", "a zip archive"),
     (b"Rar!\x1a\x07", "a RAR archive"),
     (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
     (b"\x04\x22\x4d\x18", "LZ4 data"),
-    (b"\x1f\x8b", "gzip data without the suffix .gz"),
-    (b"BZh", "bzip2 data without the suffix .bz2"),
-    (b"\xfd7zXZ\x00", "xz data without the suffix .xz"),
-    (b"\x28\xb5\x2f\xfd", "Zstandard data without the suffix .zst"),
+    (b"\x1f\x8b", "gzip data without .gz"),
+    (b"BZh", "bzip2 data without .bz2"),
+    (b"\xfd7zXZ\x00", "xz data without .xz"),
+    (b"\x28\xb5\x2f\xfd", "Zstandard data without .zst"),
     (b"ARROW1", "an Arrow file"),
     (b"\xff\xff\xff\xff", "an Arrow stream"),
     (b"Obj\x01", "an Avro file"),

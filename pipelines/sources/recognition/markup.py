@@ -1,4 +1,4 @@
-"""Recognises HTML, XML, RTF, subtitles and labels of fastText."""
+"""Recognises HTML, XML, RTF, WARC, subtitles and labels of fastText."""
 
 import re
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ _STARTS: Final = (
     (re.compile(r"(<!--.*?-->\s*)?<(!doctype )?html\b", re.IGNORECASE | re.DOTALL), "HTML"),
     (re.compile(r"<\?xml\s"), "XML"),
     (re.compile(r"\{\\rtf\d"), "RTF"),
+    (re.compile(r"WARC/\d"), "a WARC file"),
     (re.compile(r"WEBVTT\b[^\n]*\n[^\n]*\n"), "WebVTT subtitles"),
     (re.compile(r"\[Script Info\]\s*\n"), "ASS subtitles"),
     (
@@ -25,13 +26,10 @@ _NAMES: Final = (
     "span|strong|style|sub|sup|table|tbody|td|th|thead|title|tr|u|ul|video"
 )
 _HTML_TAG: Final = rf"</?(?:{_NAMES})(?:\s[^<>]*)?/?>"
-_HTML_LINE: Final = re.compile(
-    rf"{_HTML_TAG}|{_HTML_TAG}.*{_HTML_TAG}|[^<>]*<br\s*/?>", re.IGNORECASE
-)
+_HTML_LINE: Final = re.compile(rf"{_HTML_TAG}|{_HTML_TAG}.*{_HTML_TAG}|.*<br\s*/?>", re.IGNORECASE)
 _TAG: Final = re.compile(r"<!.*?>|<(/?)([A-Za-z][\w:.-]*)(?:\s[^<>]*?)?(/?)>", re.DOTALL)
 _HTML_NAME: Final = re.compile(_NAMES, re.IGNORECASE)
 _VOID: Final = ("br", "hr", "img", "input", "link", "meta")  # elements without an end
-_FEWEST_ENDS: Final = 2  # number of elements that show markup
 
 
 def markup_kind(text: str, lines: Sequence[str], *, whole: bool) -> str | None:
@@ -69,6 +67,6 @@ def _elements_kind(text: str, *, whole: bool) -> str | None:
             return None
         elif name and not is_empty and name.lower() not in _VOID:
             names.append(name)
-    if ends < _FEWEST_ENDS or (whole and (names or text[at:].strip())):
+    if not ends or (whole and (names or text[at:].strip())):
         return None
     return "HTML" if _HTML_NAME.fullmatch(first) else "XML"

@@ -25,6 +25,7 @@ _QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*",?')
 _DOUBLED: Final = re.compile(r'"(?:[^"]|"")*"')
 _ESCAPE: Final = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _FEWEST: Final = 3  # number of lines that show strings by their ends or doubled quotes
+_LONG: Final = 500  # mean number of characters of a line of documents
 _UTTERANCE: Final = re.compile(r"""[.!?,;:…—–。！？)'-]",?$""")
 
 
@@ -89,14 +90,15 @@ def python_kind(text: str, lines: Sequence[str], *, whole: bool) -> str | None:
 def strings_kind(lines: Sequence[str]) -> str | None:
     """Returns the format of a file with a quoted string on each line, or None.
 
-    Lines of dialogue may be quoted too. Strings differ from them by escapes and doubled quotes, or
-    by ends without punctuation.
+    Lines of dialogue may be quoted too. Strings differ from them by escapes and doubled quotes, by
+    ends without punctuation, or by their length.
     """
     if not lines or not lines[0].startswith('"'):
         return None
     if all(map(_QUOTED.fullmatch, lines)):
         plain = sum(not _UTTERANCE.search(line) for line in lines)
         several = len(lines) >= _FEWEST and 2 * plain > len(lines)
-        return "JSON strings" if several or any(map(_ESCAPE.search, lines)) else None
+        long = sum(map(len, lines)) > _LONG * len(lines)
+        return "JSON strings" if several or long or any(map(_ESCAPE.search, lines)) else None
     doubled = len(lines) >= _FEWEST and all(map(_DOUBLED.fullmatch, lines))
     return "a CSV table" if doubled else None
