@@ -10,18 +10,20 @@ the bundle, because vl-convert-python is an 84 MB package and takes four seconds
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from bert_jax.report.rendering import clip, number, render_fragment
+from bert_jax.report.rendering import clip, number, percentage, render_fragment
 
 POINTS: Final = 500  # maximum number of points in a series; longer series are averaged
 DOTTED: Final = 40  # maximum number of points in a series that is drawn with dots
 STYLES: Final = 4  # number of line styles: the maximum number of series in a chart
 CLOUD: Final = 2000  # maximum number of points in a scatter plot
 BARS: Final = 40  # number of bars in `distributions`
+LEGEND: Final = 24  # characters of all names in a legend of one row
+EDGE: Final = 0.2  # share of the width beside an edge in which a label would not fit centred
 NAMED: Final = 120  # maximum number of characters of a point's name in a map
 
 Spec: TypeAlias = dict[str, Any]
@@ -33,11 +35,12 @@ class Series(NamedTuple):
     name: str
     points: Sequence[tuple[float, float]]  # (x, y), x ascending
     marks_best: bool = False  # whether to highlight the highest point
+    kept: float | None = None  # x of the point that is highlighted if several are the highest
 
     @property
     def best(self) -> tuple[float, float]:
         """The highest point."""
-        return max(self.points, key=lambda point: point[1])
+        return max(self.points, key=lambda point: (point[1], point[0] == self.kept))
 
 
 class Chart(NamedTuple):
@@ -49,12 +52,15 @@ class Chart(NamedTuple):
     remarks: Sequence[str] = ()
 
 
-def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -> Chart:
-    """Returns a line chart with a common x axis.
+def line_chart(
+    title: str, series: Sequence[Series], *, x_label: str = "step", percent: bool = False
+) -> Chart:
+    """Returns a line chart with a common x axis. With `percent`, shows 0.5 as 50%.
 
     Omits non-finite values and averages long series; `Chart.remarks` reports both changes. Requires
     at most `STYLES` series, each with at least one finite point.
     """
+    shown = percentage if percent else number
     lines, remarks = zip(*map(_readable, series), strict=True)
     best = [line.best for line in lines if line.marks_best]
     spec = chart_spec(
@@ -62,10 +68,15 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -
         names=[line.name for line in lines],
         values=[{"x": x, "y": y, "line": line.name} for line in lines for x, y in line.points],
         dotted=[line.name for line in lines if len(line.points) <= DOTTED],
-        best=[{"x": x, "y": y, "text": f"best {number(y)}"} for x, y in best],
+        best=[
+            {"x": x, "y": y, "text": f"best {shown(y)}", "align": _align(x, lines)}
+            for x, y in best
+        ],
         x_label=x_label,
+        percent=percent,
+        columns=1 if sum(len(line.name) for line in lines) > LEGEND else 0,
     )
-    label = f"{title}: " + "; ".join(_in_words(line) for line in lines)
+    label = f"{title}: " + "; ".join(_in_words(line, shown) for line in lines)
     return Chart(title, label, spec, list(itertools.chain(*remarks)))
 
 
@@ -217,11 +228,17 @@ def _readable(series: Series) -> tuple[Series, list[str]]:
     return series._replace(points=points), remarks
 
 
-def _in_words(line: Series) -> str:
+def _in_words(line: Series, shown: Callable[[float], str]) -> str:
     (first, start), (last, end) = line.points[0], line.points[-1]
-    words = (
-        f"{line.name} from {number(start)} at {number(first)} to {number(end)} at {number(last)}"
-    )
+    words = f"{line.name} from {shown(start)} at {number(first)} to {shown(end)} at {number(last)}"
     if line.marks_best:
-        words += f", best {number(line.best[1])} at {number(line.best[0])}"
+        words += f", best {shown(line.best[1])} at {number(line.best[0])}"
     return words
+
+
+def _align(x: float, lines: Sequence[Series]) -> str:
+    """Returns the alignment of a label at `x`, so that it stays in the chart."""
+    places = [place for line in lines for place, _ in line.points]
+    first, last = min(places), max(places)
+    share = (x - first) / (last - first) if last > first else 0.5
+    return "left" if share < EDGE else "right" if share > 1 - EDGE else "center"

@@ -30,7 +30,7 @@ class Share(NamedTuple):
     filled: float | None = None  # filled fraction of the bar, 0 to 1; None without a bar
 
     def __str__(self) -> str:
-        return f"{self.value:.2%}"
+        return percentage(self.value)
 
 
 Cell: TypeAlias = str | float | Share  # cell of a table
@@ -137,6 +137,16 @@ def number(value: float) -> str:
     else:
         text = f"{value:.4f}" if size < 10 else f"{value:.2f}"
     return text.replace("-", "−")
+
+
+def percentage(value: float) -> str:
+    """Returns a share as a percentage: ``91.20%``, ``nan``."""
+    return f"{value:.2%}".replace("-", "−") if math.isfinite(value) else f"{value:g}"
+
+
+def is_share(score: str) -> bool:
+    """Returns whether a score is shown as a percentage, as the console shows it."""
+    return score.endswith("accuracy")
 
 
 def showing(shown: int, total: int, noun: str, tail: str = "") -> str:

@@ -1,11 +1,15 @@
+import numpy as np
+
 from bert_jax.report.charts import (
     POINTS,
     Chart,
     Series,
     Spec,
     bar_chart,
+    distributions,
     histogram,
     line_chart,
+    point_map,
 )
 
 
@@ -25,8 +29,29 @@ def best(chart: Chart) -> list[Spec]:
 def test_a_line_chart_has_points_and_a_description() -> None:
     made = line_chart("F1 on dev", [Series("F1", [(1, 0.5), (2, 0.75), (3, 0.7)], True)])
     assert points(made.spec) == [(1, 0.5), (2, 0.75), (3, 0.7)]
-    assert best(made)[0] == {"x": 2, "y": 0.75, "text": "best 0.7500"}
+    assert best(made)[0] == {"x": 2, "y": 0.75, "text": "best 0.7500", "align": "center"}
     assert made.label == "F1 on dev: F1 from 0.5000 at 1 to 0.7000 at 3, best 0.7500 at 2"
+
+
+def test_labels_and_legends_stay_in_the_chart() -> None:
+    for at, align in ((0, "left"), (1, "center"), (2, "right")):
+        points_ = [(x, 0.9 if x == at else 0.5) for x in range(3)]
+        made = line_chart("F1", [Series("F1", points_, True)])
+        assert best(made)[0]["align"] == align
+    # Long names are below each other.
+    for names, columns in ((("a", "b"), 0), (("dev_matched/accuracy", "dev_mismatched/acc"), 1)):
+        made = line_chart("F1", [Series(name, [(1, 0.5), (2, 0.6)]) for name in names])
+        colour = lines(made)["encoding"]["color"]
+        assert colour["legend"]["columns"] == columns
+
+
+def test_a_legend_is_as_visible_as_its_text() -> None:
+    groups = {"a": np.array([0.0, 1.0]), "b": np.array([0.5, 1.0])}
+    made = distributions("t", groups, x_label="cosine")
+    assert made.spec["encoding"]["color"]["legend"]["symbolOpacity"] == 1
+    places = np.array([[0.0, 1.0], [1.0, 0.0]])
+    cloud = point_map("t", places, names=["x", "y"], groups=["a", "b"], links=[], remark="")
+    assert cloud.spec["layer"][1]["encoding"]["color"]["legend"]["symbolOpacity"] == 1
 
 
 def test_nonfinite_values_are_omitted_and_reported() -> None:

@@ -93,10 +93,36 @@ def test_the_best_evaluation_is_marked() -> None:
     (chart,) = (
         each for each in document.root.iter("figure") if words(each[0]) == "accuracy on dev"
     )
-    assert "best 0.5120 at 120" in chart[1].attrib["aria-label"]
+    assert "best 51.20% at 120" in chart[1].attrib["aria-label"]
     best = [tag for tag in document.named("tr") if tag.attributes.get("class") == "best"]
     assert len(best) == 1
-    assert "the best by accuracy is bold" in document.text
+    assert "the best by accuracy, is bold" in document.text
+
+
+def test_of_equal_evaluations_the_kept_one_is_marked() -> None:
+    lines = metrics()
+    for line in lines:
+        if line["kind"] == "validation":
+            line["accuracy"] = 0.75
+    for kept in (60, 120, 180):
+        document = read(render(inputs(metrics=lines, run={"step": kept})))
+        (row,) = (each for each in document.root.iter("tr") if each.attrib.get("class") == "best")
+        assert words(row).split() == [str(kept), "0.5000", "75.00%"]
+        labels = [each.attrib.get("aria-label", "") for each in document.root.iter("div")]
+        assert sum(f"best 75.00% at {kept}" in label for label in labels) == 1
+
+
+def test_an_accuracy_is_a_percentage_everywhere() -> None:
+    seeds = [
+        {"seed": seed, "learning_rate": 1e-5, "epochs": 1, "score": 0.75, "degenerate": None}
+        for seed in (1, 2)
+    ]
+    made = render(inputs(scores={"dev": {"accuracy": 0.75, "f1": 0.5}}, seeds=seeds))
+    text = read(made).text
+    assert "accuracy, dev 75.00%" in text
+    assert "accuracy 75.00% f1 0.5000" in text
+    assert "1e-05 · 1 2 75.00% 0.00% 75.00%" in text
+    assert "0.7500" not in text
 
 
 def test_each_dev_set_has_a_curve_and_a_section() -> None:
@@ -115,7 +141,7 @@ def test_each_dev_set_has_a_curve_and_a_section() -> None:
     assert "matched/accuracy other/accuracy" in text
     assert "Predictions on matched" in text
     assert "Predictions on other" in text
-    assert "accuracy 0.5000 0.4000 f1 – 0.3000" in text
+    assert "accuracy 50.00% 40.00% f1 – 0.3000" in text
 
 
 def test_diverged_and_empty_runs_still_give_a_report() -> None:

@@ -300,7 +300,7 @@ def test_a_flipped_bit_in_a_replica_stops_before_the_save(
 
 def test_bad_last_parameters_stop_at_the_evaluation(config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    diverging = ["optimizer.weight_decay=1e13", "optimizer.warmup_steps=0"]
+    diverging = ["optimizer.weight_decay=1e15", "optimizer.warmup_steps=0"]
     last = ["train.phases.0.steps=2", "train.evaluation.every=2"]
     command = ("pretrain", config, f"run_dir={run_dir}", *diverging, *last)
     for _ in range(2):  # the second command resumes the run

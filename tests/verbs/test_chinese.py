@@ -90,7 +90,7 @@ def test_english_and_chinese_in_one_list_are_named_with_the_remedy(tmp_path: Pat
     for name, line in (("en", english), ("zh", chinese)):
         (tmp_path / f"{name}.txt").write_text(f"{line * 5}\n" * 40, encoding="utf-8")
     values = project_config(tmp_path)
-    values["vocab"] |= {"size": 120}
+    values["vocab"] |= {"size": 100, "pad_to_128": True}
     both, text = [str(tmp_path / "en.txt"), str(tmp_path / "zh.txt")], "examples.output"
     inputs = {
         "both": both,

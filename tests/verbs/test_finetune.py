@@ -71,6 +71,7 @@ def test_a_run_learns_and_writes_all_documented_files(tuned: Path) -> None:
     assert np.mean(right) == pytest.approx(evaluation["scores"]["accuracy"])
     assert "<html" in (run_dir / "report.html").read_text()
     assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [10, 20, 30]
+    assert len(read_metrics(run_dir, kind="train")) == 10  # although `log_every` is 20
     assert open_run(run_dir).heads.labels == ("bad", "good")
 
 

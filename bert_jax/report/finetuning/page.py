@@ -13,7 +13,6 @@ from bert_jax.report.charts import STYLES, Chart, Series, line_chart
 from bert_jax.report.finetuning.answers import answers
 from bert_jax.report.finetuning.attention import SCALE, AttentionMaps
 from bert_jax.report.finetuning.classification import (
-    Row,
     choices,
     multi_label,
     regression,
@@ -21,7 +20,16 @@ from bert_jax.report.finetuning.classification import (
 )
 from bert_jax.report.finetuning.embeddings import VectorSample, embeddings
 from bert_jax.report.finetuning.tokens import labelled_words
-from bert_jax.report.rendering import Record, View, number, render_page
+from bert_jax.report.rendering import (
+    Cell,
+    Record,
+    Share,
+    View,
+    is_share,
+    number,
+    percentage,
+    render_page,
+)
 
 
 class ReportInputs(NamedTuple):
@@ -52,7 +60,7 @@ class ReportInputs(NamedTuple):
 
 class _Table(NamedTuple):
     columns: Sequence[str]
-    rows: Sequence[Sequence[str | float]]
+    rows: Sequence[Sequence[Cell]]
     best: int | None = None  # index of the best row
 
     @property
@@ -75,10 +83,11 @@ def render(inputs: ReportInputs) -> str:
         ranked=ranked,
         evaluations=_evaluations(inputs, ranked),
         scores=[
-            [name, *(_cell(own.get(name)) for own in inputs.scores.values())] for name in names
+            [name, *(_cell(name, own.get(name)) for own in inputs.scores.values())]
+            for name in names
         ],
         splits=[_split(inputs, name, records) for name, records in inputs.records.items()],
-        sweep=_sweep(inputs.seeds),
+        sweep=_sweep(inputs.seeds, inputs.best_metric),
         attention=inputs.attention,
         scale=SCALE,
         settings=_flat(inputs.settings),
@@ -100,8 +109,9 @@ def _about(inputs: ReportInputs) -> str:
 
 
 def _figures(inputs: ReportInputs) -> list[tuple[str, str]]:
+    shown = percentage if is_share(inputs.best_metric) else number
     figures = [
-        (f"{inputs.best_metric}, {split}", number(scores[inputs.best_metric]))
+        (f"{inputs.best_metric}, {split}", shown(scores[inputs.best_metric]))
         for split, scores in inputs.scores.items()
         if inputs.best_metric in scores
     ]
@@ -124,7 +134,8 @@ def _charts(inputs: ReportInputs, ranked: Sequence[str]) -> list[Chart]:
         own = [
             each for each in inputs.metrics if each["kind"] == kind and each.get(key) is not None
         ]
-        return Series(name, [(float(each["step"]), float(each[key])) for each in own], marks_best)
+        points = [(float(each["step"]), float(each[key])) for each in own]
+        return Series(name, points, marks_best, kept=inputs.run.get("step"))
 
     best = [line("validation", key, key, marks_best=True) for key in ranked[:STYLES]]
     lines = {
@@ -136,7 +147,8 @@ def _charts(inputs: ReportInputs, ranked: Sequence[str]) -> list[Chart]:
     for title, series in lines.items():
         found = [each for each in series if any(math.isfinite(y) for _, y in each.points)]
         if found:
-            charts.append(line_chart(title, found))
+            percent = series is best and is_share(inputs.best_metric)
+            charts.append(line_chart(title, found, percent=percent))
     return charts
 
 
@@ -145,11 +157,16 @@ def _evaluations(inputs: ReportInputs, ranked: Sequence[str]) -> _Table | None:
     names = dict.fromkeys(key for line in lines for key in line if key not in ("kind", "step"))
     if not names:
         return None
-    best = None
-    if ranked:
+    steps, best = [int(line["step"]) for line in lines], None
+    if (kept := inputs.run.get("step")) in steps:
+        best = steps.index(kept)
+    elif ranked:
         values = [float(line.get(ranked[0], -math.inf)) for line in lines]
         best = max(range(len(lines)), key=lambda at: (values[at] == values[at], values[at]))
-    rows = [[int(line["step"]), *(_cell(line.get(name)) for name in names)] for line in lines]
+    rows = [
+        [step, *(_cell(name, line.get(name)) for name in names)]
+        for step, line in zip(steps, lines, strict=True)
+    ]
     return _Table(("step", *names), rows, best)
 
 
@@ -180,22 +197,22 @@ def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> Vie
     return single_label(records, labels=inputs.labels)
 
 
-def _sweep(seeds: Sequence[Mapping[str, Any]]) -> tuple[_Table, _Table] | None:
+def _sweep(seeds: Sequence[Mapping[str, Any]], metric: str) -> tuple[_Table, _Table] | None:
     """Returns a table of scores by learning rate and epochs, and a table of all runs."""
     if not seeds:
         return None
     groups: dict[str, list[float]] = defaultdict(list)
-    runs: list[Row] = []
+    runs: list[tuple[Cell, ...]] = []
     for row in seeds:
         rate, epochs, score = _plain(row["learning_rate"]), _plain(row["epochs"]), row["score"]
         groups[f"{rate} · {epochs}"].append(float(score))
         remark = "degenerate" if row["degenerate"] else ""
-        runs.append((str(row["seed"]), rate, epochs, float(score), remark))
-    means = [
-        (name, len(scores), statistics.fmean(scores),
-         statistics.stdev(scores) if len(scores) > 1 else "–", max(scores))
-        for name, scores in groups.items()
-    ]  # fmt: skip
+        runs.append((str(row["seed"]), rate, epochs, _cell(metric, float(score)), remark))
+    means: list[tuple[Cell, ...]] = []
+    for name, scores in groups.items():
+        deviation = statistics.stdev(scores) if len(scores) > 1 else None
+        figures = (statistics.fmean(scores), deviation, max(scores))
+        means.append((name, len(scores), *(_cell(metric, figure) for figure in figures)))
     best = max(range(len(seeds)), key=lambda at: float(seeds[at]["score"]))
     return (
         _Table(("learning rate · epochs", "runs", "mean", "deviation", "best"), means),
@@ -219,5 +236,7 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _cell(value: Any) -> str | float:
-    return value if isinstance(value, int | float) else "–"
+def _cell(score: str, value: Any) -> Cell:
+    if not isinstance(value, int | float):
+        return "–"
+    return Share(value) if is_share(score) else value

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 from etils import epath
@@ -23,6 +23,8 @@ from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.spec import CheckpointSelection, Intervals, Phase, TrainSpec
 from bert_jax.train.step import StepSpec
+
+LOGGED: Final = 10  # least number of training losses of a run in the report, if it has the steps
 
 
 class FinishedRun(NamedTuple):
@@ -97,8 +99,8 @@ def _train_spec(
         schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],
         intervals=Intervals(
-            # Runs shorter than `log_every` must log their training loss too.
-            log_every=min(section.log_every, phase.steps),
+            # Short runs have a curve in the report too.
+            log_every=min(section.log_every, max(1, phase.steps // LOGGED)),
             evaluate_every=every,
             checkpoint_every=every,
             checksum_every=section.checksum_every,
