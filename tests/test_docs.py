@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from transformers import BertModel
 
+import bert_jax
 from bert_jax.cli.commands import cli
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from tests.interop.hf_checkpoints import hf_config, hf_model, save
@@ -65,7 +66,12 @@ def test_every_step_of_the_page_on_modernbert_works(
         *("vocab", "examples", "examples", "pretrain", "evaluate", "fill-mask", "finetune"),
         *("export", "export", "python"),
     ]
-    assert capsys.readouterr().out.splitlines()[-1] in ("1", "5")  # the stars of a review
+    *_, word, stars = capsys.readouterr().out.splitlines()
+    assert stars in ("1", "5")
+    (text,) = re.findall(r'fill-mask runs/modern "(.*)"', _page("howto/modernbert.md"))
+    (answers,) = bert_jax.load("runs/modern").fill_mask(text).masks
+    assert answers[0].piece == word  # transformers' answer
+    assert all(re.fullmatch(" [a-z]+", answer.piece) for answer in answers)
     for name in ("modern", "reviews"):
         config = json.loads(Path(f"exported/{name}/config.json").read_text())
         assert config["global_rope_theta"] == 40_000
@@ -119,6 +125,8 @@ def _shortened(content: str) -> str:
 FEWER = (
     ('write_python_docs("text")', 'write_python_docs("text", max_bytes=250_000)'),
     ("steps: 1200", "steps: 8"),
+    ("steps: 1000\n      seq_length: 64\n", "steps: 600\n      seq_length: 64\n"),
+    ("{every: 500}", "{every: 200}"),
     ("steps: 1000\n", "steps: 8\n"),
     ("steps: 100\n", "steps: 4\n"),
     ("every: 500", "every: 4"),
