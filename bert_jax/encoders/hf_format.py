@@ -43,6 +43,17 @@ PROBLEMS: Final[dict[ProblemType, ProblemName]] = {
 }
 
 
+# Keys of config.json that no result depends on, with the types that transformers writes.
+_ID: Final = ((int, list), "a number or a list")
+_UNREAD: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    **dict.fromkeys([f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep")], _ID),
+    "mask_token_id": _ID,
+    **dict.fromkeys(("use_cache", "is_encoder_decoder"), ((bool,), "true or false")),
+    **dict.fromkeys(("dtype", "torch_dtype", "transformers_version"), ((str,), "a string")),
+    "label2id": ((dict,), "a JSON object"),
+}
+
+
 class NameRule(NamedTuple):
     """How one of our tensors is named and stored in another format.
 
@@ -155,9 +166,25 @@ class HfConfig(Section):
     tie_word_embeddings: bool = True
     architectures: list[str] | None = None
     id2label: dict[str, str | int] | None = None
-    num_labels: int | None = pydantic.Field(default=None, ge=1)
+    num_labels: int | None = pydantic.Field(default=None, ge=1, le=1 << 20)
     problem_type: ProblemType | None = None
     classifier_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _unread(cls, values: object) -> object:
+        """Raises SettingError if a key that changes no result has a value of a wrong type."""
+        for key, (kinds, allowed) in _UNREAD.items():
+            found = values.get(key) if isinstance(values, Mapping) else None
+            if found is not None and type(found) not in kinds:
+                raise SettingError(
+                    "import.setting_type",
+                    "found {found}, allowed: {allowed}",
+                    place=key,
+                    found=f"{found!s:.60}",
+                    allowed=allowed,
+                )
+        return values
 
     @pydantic.field_validator(*_ACTIVATIONS_OF_US, mode="before", check_fields=False)
     @classmethod
@@ -175,7 +202,7 @@ class HfConfig(Section):
     @pydantic.field_validator("id2label")
     @classmethod
     def _numbered(cls, named: dict[str, str | int] | None) -> dict[str, str | int] | None:
-        if named is not None and named.keys() != {str(index) for index in range(len(named))}:
+        if named is not None and named.keys() != {str(index) for index in range(len(named) or 1)}:
             raise SettingError(
                 "import.label_numbers",
                 "found labels for {found}, allowed: labels for 0, 1, 2, …",

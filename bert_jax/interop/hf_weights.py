@@ -72,7 +72,8 @@ class TorchFile:
 def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
     """Returns a tensor's shape and type.
 
-    Raises UserError if the tensor is sparse, of an unknown type, or larger than its stored data.
+    Raises UserError if the tensor is sparse, of an unknown type, without data, or larger than its
+    stored data.
     """
     kind = str(tensor.dtype).split(".")[1]
     if not isinstance(name, str) or kind not in DTYPES.values() or str(tensor.layout) != _DENSE:
@@ -84,6 +85,14 @@ def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
             found=kind,
             layout=str(tensor.layout),
             allowed=list(DTYPES.values()),
+        )
+    if tensor.is_meta:
+        raise UserError(
+            "tensor.no_data",
+            "tensor {name} has no data in the file (device meta). Save the model again with its "
+            "weights.",
+            place=path,
+            name=shown(name),
         )
     # An expanded view of a few stored numbers could need terabytes when it is read.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():

@@ -27,6 +27,7 @@ from bert_jax.interop.sentence_transformers_sections import (
     ModuleEntry,
     TransformerModule,
     VectorModule,
+    length_of_tokenizer,
 )
 from bert_jax.interop.sources import MODULES, is_folder_name
 from bert_jax.model.section import HeadsSection, Pool, PoolingSection
@@ -387,6 +388,7 @@ def _longest(
 ) -> int:
     """Returns the longest text in tokens: the module's, else the tokenizer's, else the model's."""
     positions, limit = model.architecture.max_position_embeddings, transformer.longest
-    if limit is None and (directory / CONFIG_FILE).exists():
-        limit = read_json_object(epath.Path(directory / CONFIG_FILE)).get("model_max_length")
-    return min(positions, limit) if isinstance(limit, int) and limit >= 4 else positions
+    path = directory / CONFIG_FILE
+    if limit is None and path.exists():
+        limit = length_of_tokenizer(read_json_object(epath.Path(path)), source=str(path))
+    return positions if limit is None else int(min(positions, limit))

@@ -1,13 +1,17 @@
 """Settings in the files of sentence-transformers. Other values are refused."""
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 import pydantic
 
+from bert_jax.errors import UserError
+from bert_jax.files.read import shown
 from bert_jax.section import Section
 
 PACKAGE: Final = "sentence_transformers."
 """Prefix of the types in ``modules.json``."""
+_SHORTEST: Final = 4  # tokens of a text
 
 
 class _Lenient(Section):
@@ -28,6 +32,23 @@ class ModuleEntry(_Lenient):
         return self.type.rpartition(".")[2] if self.type.startswith(PACKAGE) else self.type
 
 
+def length_of_tokenizer(settings: Mapping[str, Any], *, source: str) -> float | None:
+    """Returns `model_max_length` of ``tokenizer_config.json``: 10**30, also as 1e30, for no limit.
+
+    Raises UserError if it is not a number of tokens.
+    """
+    found = settings.get("model_max_length")
+    if found is not None and (type(found) not in (int, float) or not found >= _SHORTEST):
+        raise UserError(
+            "import.max_length",
+            "found {found}, allowed: a number of tokens, {least} or more",
+            place=f"{source}: model_max_length",
+            found=shown(found),
+            least=_SHORTEST,
+        )
+    return found
+
+
 class VectorModule(_Lenient):
     """Settings of Dense and Normalize: the names of their input and output."""
 
@@ -38,7 +59,8 @@ class VectorModule(_Lenient):
 class DenseModule(VectorModule):
     """``config.json`` of Dense."""
 
-    out_features: int = pydantic.Field(ge=1)
+    in_features: int | None = pydantic.Field(default=None, ge=1)
+    out_features: int = pydantic.Field(ge=1, le=1 << 20)
     bias: bool = True
     activation_function: str = "torch.nn.modules.activation.Tanh"
     use_residual: bool = False
@@ -62,7 +84,7 @@ class _Loading(Section):
     dtype: str | None = None
     torch_dtype: str | None = None
     use_fast: bool = True
-    model_max_length: int | None = pydantic.Field(default=None, ge=4)
+    model_max_length: int | None = pydantic.Field(default=None, ge=_SHORTEST)
 
 
 class _Empty(Section):
@@ -75,7 +97,7 @@ class TransformerModule(Section):
     sentence-transformers refuses unknown keys, too.
     """
 
-    max_seq_length: int | None = pydantic.Field(default=None, ge=4)
+    max_seq_length: int | None = pydantic.Field(default=None, ge=_SHORTEST)
     do_lower_case: bool = False
     transformer_task: Literal["feature-extraction"] = "feature-extraction"
     module_output_name: Literal["token_embeddings"] = "token_embeddings"

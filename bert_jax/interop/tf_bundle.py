@@ -199,11 +199,14 @@ def _parse(raw: bytes) -> tuple[int, dict[str, _Entry]]:
     footer = raw[-_FOOTER_BYTES:]
     _, at = _handle(footer, 0)  # skips the handle of the metadata block, which is empty
     handle, _ = _handle(footer, at)
-    values = {
-        key: value
-        for _, block in _pairs(_block(raw, handle))
-        for key, value in _pairs(_block(raw, _handle(block, 0)[0]))
-    }
+    values: dict[bytes, bytes] = {}
+    end = 0  # of the last block; an index may not list a block twice
+    for _, listed in _pairs(_block(raw, handle)):
+        (offset, size), _ = _handle(listed, 0)
+        if offset < end or len(values) > _MOST_TENSORS:
+            raise _Damage("its blocks overlap, or it has too many tensors")
+        values |= _pairs(_block(raw, (offset, size)))
+        end = offset + size
     if b"" not in values:
         raise _Damage("it has no header")
     header = _MESSAGES["Header"].FromString(values.pop(b""))
@@ -249,10 +252,11 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         shared, at = _varint(block, at)
         added, at = _varint(block, at)
         size, at = _varint(block, at)
-        start = at + added
+        start, before = at + added, key
         key = key[:shared] + block[at:start]
         at, count = start + size, count + 1
-        if len(key) != shared + added or len(key) > _LONGEST_NAME or count > _MOST_TENSORS:
+        impossible = len(key) != shared + added or (count > 1 and key <= before)
+        if impossible or len(key) > _LONGEST_NAME or count > _MOST_TENSORS:
             raise _Damage("a block has an impossible key")
         if at > end:
             raise _Damage("a block is cut short")

@@ -104,6 +104,11 @@ def test_code_in_a_pickle_is_not_run(checkpoint: Path, form: str) -> None:
         ({"num_attention_heads": 3}, "model.heads", {"found": 3, "hidden_size": 16}),
         ({"hidden_act": "gelu_nwe"}, "import.activation", {"found": "gelu_nwe"}),
         ({"id2label": {"1": "a"}}, "import.label_numbers", {"setting": "id2label", "found": ["1"]}),
+        ({"id2label": {}}, "import.label_numbers", {"setting": "id2label", "found": []}),
+        ({"num_labels": 10**18}, "setting.value", {"setting": "num_labels"}),
+        ({"pad_token_id": "0"}, "import.setting_type", {"found": "0"}),
+        ({"label2id": []}, "import.setting_type", {"found": "[]"}),
+        ({"use_cache": 1}, "import.setting_type", {"found": "1"}),
         ({"hidden_size": "16"}, "setting.value", {"setting": "hidden_size", "found": '"16"'}),
         (
             {"position_embedding_type": "relative_key"},
@@ -130,6 +135,19 @@ def test_config_contradicting_tensors_is_refused(
     line = import_refused(checkpoint)
     assert line.key == key
     assert line.values | values == line.values
+
+
+def test_a_tensor_without_data_is_refused(checkpoint: Path) -> None:
+    tensors = {
+        name: torch.from_numpy(array)
+        for name, array in safetensors.numpy.load_file(checkpoint / "model.safetensors").items()
+    }
+    (checkpoint / "model.safetensors").unlink()
+    name = "bert.pooler.dense.weight"
+    empty = torch.empty_like(tensors[name], device="meta")
+    torch.save(tensors | {name: empty}, checkpoint / "pytorch_model.bin")
+    line = import_refused(checkpoint)
+    assert (line.key, line.values["name"]) == ("tensor.no_data", f'"{name}"')
 
 
 def test_wrong_tensors_are_refused(checkpoint: Path) -> None:

@@ -380,6 +380,20 @@ def test_settings_of_the_encoder_equal_sentence_transformers(
     np.testing.assert_allclose(found, theirs(copy).encode(TEXTS[:40]), atol=1e-5)
 
 
+@pytest.mark.parametrize("length", ["512", True, [512], {}, 0])
+def test_a_limit_of_the_tokenizer_is_a_number(
+    length: object, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(published, "model")
+    Path("model/sentence_roberta_config.json").unlink()
+    path = Path("model/tokenizer_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": length}))
+    line = refused("import", "model", "run")
+    assert line.key == "import.max_length"
+    assert line.values["place"] == f"{path}: model_max_length"
+
+
 def test_an_adapter_is_refused(published: Path, tmp_path: Path) -> None:
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "some/base", "r": 8}
     for name, whole in {"beside": True, "alone": False, "without modules": False}.items():
@@ -423,6 +437,7 @@ BAD: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
         {"found": "../1_Pooling", "module": "Pooling"},
     ),
     "damaged list": ("modules.json", "{", "json.invalid", {}),
+    "no module": ("modules.json", [], "import.modules", {"found": []}),
     "two poolings": (
         "1_Pooling/config.json",
         {**POOLING, "pooling_mode_cls_token": True},
@@ -453,6 +468,12 @@ BAD: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
         {**DENSE, "out_features": 9},
         "tensor.shape",
         {"name": "linear.weight", "expected": [9, 32]},
+    ),
+    "impossible width": (
+        "2_Dense/config.json",
+        {**DENSE, "out_features": 10**18},
+        "setting.value",
+        {"setting": "out_features"},
     ),
     "missing bias": ("2_Dense/config.json", {**DENSE, "bias": True}, "tensor.missing", {}),
     "dense on tokens": (

@@ -1,6 +1,7 @@
 """Damaged or unsuitable google-research/bert checkpoints, and unsuitable models, are refused."""
 
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,11 @@ def test_foreign_tensors_are_named(
     read_refused(saved(tmp_path, present), key, **values)
 
 
-def written_index(index: Path, *pairs: tuple[bytes, bytes]) -> Path:
-    """Writes an index with the given keys and values and correct checksums."""
+def written_index(index: Path, *pairs: tuple[bytes, bytes], times: int = 1) -> Path:
+    """Writes an index with the given keys and values and correct checksums.
+
+    The index lists its block `times` times.
+    """
 
     def block(*pairs: tuple[bytes, bytes]) -> bytes:
         entries = [b"\0" + varint(len(k)) + varint(len(v)) + k + v for k, v in pairs]
@@ -87,14 +91,15 @@ def written_index(index: Path, *pairs: tuple[bytes, bytes]) -> Path:
         return content + struct.pack("<I", masked_crc(content))
 
     data = block(*pairs)
-    top = block((b"~", varint(0) + varint(len(data) - 5)))
+    place = varint(0) + varint(len(data) - 5)
+    top = block(*((b"~%05d" % at, place) for at in range(times)))
     places = b"\0\0" + varint(len(data)) + varint(len(top) - 5)
     index.write_bytes(data + top + places.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57))
     return index.with_suffix("")
 
 
 def varint(number: int) -> bytes:
-    return bytes([number & 0x7F | 0x80, number >> 7])  # always two bytes
+    return bytes([number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14])  # three bytes
 
 
 HEADER = (b"", b"\x08\x01")  # one data file
@@ -118,6 +123,17 @@ def test_an_impossible_entry_is_named(tmp_path: Path, value: bytes) -> None:
     index = tmp_path / "bert_model.ckpt.index"
     prefix = written_index(index, HEADER, (b"x", value))
     read_refused(prefix, "weights.tf_index_damaged", place=index)
+
+
+def test_a_block_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    """A thousandth of a megabyte could take hours."""
+    index = tmp_path / "bert_model.ckpt.index"
+    entry = b"\x08\x01\x28\x04"  # one number
+    pairs = [(b"%04d" % at, entry) for at in range(1000)]
+    prefix = written_index(index, HEADER, *pairs, times=5000)
+    began = time.monotonic()
+    read_refused(prefix, "weights.tf_index_damaged", place=index)
+    assert time.monotonic() - began < 10
 
 
 def test_a_tensor_beyond_its_file_allocates_no_memory(tmp_path: Path) -> None:

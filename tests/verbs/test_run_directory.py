@@ -1,5 +1,6 @@
 """The command line with damaged runs, nonfinite numbers and two writers."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -160,6 +161,17 @@ def test_every_verb_refuses_a_damaged_record(run: Path, config: Path, tmp_path: 
         line = refused(*verb)
         assert (line.key, line.values["place"]) == ("file.changed", str(run / "provenance.json"))
     assert not (tmp_path / "exported").exists()
+    (run / "provenance.json").write_text(provenance)
+    # A tokenizer without its own hash: the run knows the hash of the one that it was trained with.
+    pieces, path = run / "tokenizer" / "vocab.txt", run / "tokenizer" / "tokenizer_config.json"
+    pieces.write_text(pieces.read_text().replace("\nthe\n", "\nthy\n"))
+    settings = json.loads(path.read_text())
+    del settings["hash"]
+    path.write_text(json.dumps(settings))
+    for verb in (("fill-mask", run, SENTENCE), ("pretrain", config, f"run_dir={run}")):
+        line = refused(*verb)
+        assert line.key == "run.tokenizer_changed"
+        assert line.values["run"] == str(run / "tokenizer")
 
 
 def test_doctor_lists_whole_and_damaged_files_of_a_run(run: Path) -> None:

@@ -23,6 +23,7 @@ from bert_jax.tasks.embedding.tuples import (
 )
 from bert_jax.tasks.family import Record, content_hash, no_rows
 from bert_jax.tasks.labels import number_of
+from bert_jax.tasks.table import row_id
 from bert_jax.text.tokenizer import Tokenizer
 
 QUERIES: Final = "queries.jsonl"
@@ -132,7 +133,7 @@ def _rows(path: Path, *columns: str) -> list[TableRow]:
 
 
 def _id(row: TableRow, column: str) -> str:
-    return str(row.values[column])
+    return str(row_id(row, column))
 
 
 def _grade(row: TableRow) -> int:

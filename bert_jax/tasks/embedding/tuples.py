@@ -69,6 +69,7 @@ def read_tuples(
             )
         texts = tuple(text_of(row, name) for _, name in columns.texts)
         name = columns.id or ("id" if "id" in row.columns else None)
+        row.require([("task.id", name)])
         number = len(found) + errors.count if name is None else row_id(row, name)
         found.append(TextTuple(number, texts, _score(row, columns), row.line))
 

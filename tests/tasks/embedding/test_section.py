@@ -177,6 +177,25 @@ def test_a_wrong_relevance_file_is_named_with_its_line(tmp_path: Path, name: str
         opened(tmp_path, "dev", dev=str(beir))
 
 
+def test_a_json_line_without_its_id_is_named_or_skipped(tmp_path: Path) -> None:
+    rows = [{"id": number, "q": f"w{number}", "a": "w1"} for number in range(4)]
+    del rows[2]["id"]
+    path = write_jsonl(tmp_path / "train.jsonl", rows)
+    with refuses("table.row_without_column", place=f"{path}: line 3", missing="id"):
+        opened(tmp_path, "train", train=str(path))
+    family = opened(tmp_path, "train", train=str(path), on_error="skip")
+    assert family.splits["train"].examples == 3
+
+
+def test_a_query_without_its_id_is_named(tmp_path: Path) -> None:
+    beir = write_beir(tmp_path / "beir", [ROW, ROW])
+    queries = beir / "queries.jsonl"
+    queries.write_text(queries.read_text().replace('"q1"', "null"))
+    place = f'{queries}: line 2: column "_id"'
+    with refuses("table.id", kind=RowError, place=place, found=None):
+        opened(tmp_path, "dev", dev=str(beir))
+
+
 def test_a_test_directory_is_checked_before_the_training(tmp_path: Path) -> None:
     pairs = [f"w{number},w{number + 1}" for number in range(20)]
     write_lines(tmp_path / "train.csv", ["q,a", *pairs])
