@@ -21,6 +21,7 @@ from bert_jax.feature_extraction.extractor import (
     settings_for,
 )
 from bert_jax.feature_extraction.texts import InputText
+from bert_jax.files.atomic import restore_replaced
 from bert_jax.files.remote import require_place
 from bert_jax.inference.bucketed import InferenceModel, model_of_run
 from bert_jax.inference.fill_mask import Filled, MaskFiller
@@ -234,6 +235,7 @@ def load(
 
 def _load(source: epath.PathLike, *, checkpoint: str, mesh: MeshSection | None) -> LoadedModel:
     require_place(source, hub=MODELS)
+    restore_replaced(source)
     directory, devices = epath.Path(source), open_mesh(mesh)
     on_hub = is_hub_name(source)
     if not on_hub and (directory / CONFIG).exists():

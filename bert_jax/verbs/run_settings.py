@@ -89,11 +89,11 @@ def finetune_settings(
             )
     with starting_jax():
         from bert_jax.verbs.import_checkpoint import find_origin
-    origin = find_origin(section.init_from)
+    origin = find_origin(section.init_from, mesh=config.mesh)
     names = {"init_from": origin.name, "task": pinned(section.task)}
     teacher = None
     if section.distill_from is not None:
-        found = find_origin(section.distill_from)
+        found = find_origin(section.distill_from, mesh=config.mesh)
         teacher, names["distill_from"] = found.run_dir, found.name
     return FinetuneSettings(
         finetune=section.model_copy(update=names),
