@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from transformers import BertModel
+from transformers import BertForPreTraining, BertModel
 
 import bert_jax
 from bert_jax.cli.commands import cli
+from bert_jax.config import read_packaged
+from bert_jax.files.yaml_file import parse_yaml
+from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from tests.interop.hf_checkpoints import hf_config, hf_model, save
 from tests.project import ROOT
@@ -77,6 +80,29 @@ def test_every_step_of_the_page_on_modernbert_works(
         assert config["global_rope_theta"] == 40_000
 
 
+def test_every_step_from_a_checkpoint_to_its_export_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_python_docs(tmp_path / "data" / "text", max_bytes=250_000)
+    # Every word has the pieces of its characters.
+    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    vocabulary = [*SPECIAL_PIECES, *characters, *(f"##{each}" for each in characters)]
+    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 128}
+    config = hf_config(vocab_size=len(vocabulary), **sizes)
+    save(hf_model(BertForPreTraining, config), Path("start"))
+    Path("start/vocab.txt").write_text("\n".join(vocabulary))
+    assert _follow("howto/continue.md") == [
+        *("import", "vocab", "examples", "pretrain", "evaluate", "fill-mask", "export", "python"),
+    ]
+    pieces, word = capsys.readouterr().out.splitlines()[-1].split(maxsplit=1)
+    assert len(vocabulary) < int(pieces) <= len(vocabulary) + 1000
+    assert word
+    # `bert-jax new continue` writes the same settings.
+    (page,) = (text for _, name, text in _FENCE.findall(_page("howto/continue.md")) if name)
+    assert parse_yaml(page, "page") == parse_yaml(read_packaged("new/continue"), "new")
+
+
 def test_every_step_of_the_page_on_search_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +161,7 @@ FEWER = (
     ("warmup_steps: 100", "warmup_steps: 4"),
     ("num_hidden_layers: 2", "num_hidden_layers: 1"),
     ("sentence-transformers/all-MiniLM-L6-v2", "start"),
+    ("google-bert/bert-base-uncased", "start"),
     ('"max_length": 64}', '"max_length": 64, "optimizer": {"learning_rate": 2e-3}}'),
 )
 

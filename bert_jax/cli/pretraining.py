@@ -10,12 +10,16 @@ from bert_jax.parallel.stop_signal import INTERRUPTED
 
 
 @base.cli.command()
-@click.argument("kind", metavar="table|glue|pretrain")
+@click.argument("kind")
 @click.argument("path", type=base.PATH, metavar="[FILE]", required=False)
 @base.force_option
 @base.verb
 def new(kind: str, path: str | None, force: bool) -> None:
-    """Write a commented configuration to start from, to KIND.yaml or FILE."""
+    """Write a commented configuration to start from, to KIND.yaml or FILE.
+
+    KIND, for fine-tuning: table, glue, ner, squad or embedding (sentences). For pretraining: laptop
+    (a first model in minutes), pretrain (BERT), modernbert or continue (from a checkpoint).
+    """
     from bert_jax.verbs.new import new as run
 
     click.echo(f"{run(kind, path, force=force)}: written. Edit it for your data.")

@@ -1,5 +1,6 @@
 """`bert-jax new`: a commented configuration to start from."""
 
+import re
 from pathlib import Path
 
 from etils import epath
@@ -15,7 +16,8 @@ def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
     ``bert_jax.new("table") -> Path("table.yaml")``
 
     Args:
-        kind: "table", "glue" or "pretrain".
+        kind: "table", "glue", "ner", "squad" or "embedding" for fine-tuning; "laptop", "pretrain",
+            "modernbert" or "continue" for pretraining.
         path: path of the new file. Default: ``KIND.yaml`` in the working directory.
         force: replace an existing file.
 
@@ -35,6 +37,7 @@ def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
     target = Path(path or f"{kind}.yaml")
     if target.exists() and not force:
         raise output_exists(target)
-    text = read_packaged(f"{NEW}{kind}")
-    write_whole(epath.Path(target), text.replace(f"{kind}.yaml", target.name).encode())
+    # Not the names of other files, such as configs/pretrain/fast.yaml.
+    text = re.sub(rf"(?<![/\w]){kind}\.yaml", target.name, read_packaged(f"{NEW}{kind}"))
+    write_whole(epath.Path(target), text.encode())
     return target
