@@ -1,11 +1,11 @@
-"""Checks the arguments of public functions. A wrong one is a one-line error with its name."""
+"""Checks arguments from Python code. A wrong one is a one-line error with its name."""
 
 import functools
 import inspect
 import os
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import (
     Any,
     Final,
@@ -21,8 +21,7 @@ from typing import (
 import numpy as np
 import pydantic
 
-from bert_jax.errors import UserError, did_you_mean
-from bert_jax.validation import invalid_characters
+from bert_jax.errors import SettingError, UserError, did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,6 +39,7 @@ _ALLOWED: Final = {
 }
 _TEXTS: Final = (str, str | None)
 _LONGEST: Final = 60  # characters of a value in a message
+_INVALID: Final = re.compile("[\0\ud800-\udfff]")
 
 
 def checked(function: F) -> F:
@@ -107,6 +107,31 @@ def _plain(name: str, value: Any, hint: Any) -> Any:
         if isinstance(value, str) and (invalid := invalid_characters(value)):
             raise _wrong(name, value, [f"text without {invalid}"])
     return value
+
+
+def invalid_characters(text: str) -> str:
+    """Names the invalid characters of a text, or returns ``""``. UTF-8 cannot encode surrogates."""
+    found = _INVALID.search(text)
+    return "" if found is None else "NUL" if found[0] == "\0" else "halves of surrogate pairs"
+
+
+def wrong_setting(error: pydantic.ValidationError, known: Collection[str]) -> UserError:
+    """Returns the error of a section that Python code has filled. `known` are its settings."""
+    first = error.errors()[0]
+    name, cause = ".".join(map(str, first["loc"])), first.get("ctx", {}).get("error")
+    if isinstance(cause, SettingError):
+        return cause.at(".".join(filter(None, [name, cause.values.get("place", "")])))
+    if first["type"] in ("missing", "extra_forbidden"):
+        what = "unknown" if first["type"] == "extra_forbidden" else "missing"
+        return UserError(
+            "argument.name",
+            "{what}{hint}; allowed: {known}",
+            place=name,
+            what=what,
+            hint=did_you_mean(name, known) if what == "unknown" else "",
+            known=list(known),
+        )
+    return _refusal(error).with_place(name)
 
 
 def _refusal(error: pydantic.ValidationError) -> UserError:

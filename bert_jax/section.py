@@ -3,10 +3,11 @@
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 import pydantic
 
+from bert_jax.arguments import wrong_setting
 from bert_jax.errors import SettingError, UserError
 from bert_jax.places import DATASETS, MODELS, check_place
 
@@ -82,6 +83,18 @@ class Section(pydantic.BaseModel):
         protected_namespaces=(),
         allow_inf_nan=False,
     )
+
+    if not TYPE_CHECKING:  # a type checker takes the arguments from the fields
+
+        def __init__(self, /, **data: Any) -> None:
+            """Fills the section. Raises UserError for a wrong setting."""
+            try:
+                super().__init__(**data)
+            except pydantic.ValidationError as error:
+                raise wrong_setting(error, type(self).model_fields) from None
+
+        # Only Python code calls `__init__`: `validate` and sections in sections do without it.
+        __init__.__pydantic_base_init__ = True
 
 
 def refuse_ignored(section: Section, *names: str, allowed: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar, get_args, get_origin
 import pydantic
 from etils import epath
 
+from bert_jax.arguments import invalid_characters
 from bert_jax.errors import SettingError, UserError, did_you_mean
 from bert_jax.files.read import MAX_DEPTH, read_json_object, shown
 from bert_jax.section import Section
@@ -35,7 +36,6 @@ _SURE: Final = 0.8  # minimum similarity of a setting that `find_setting` sugges
 _LONGEST_NAME: Final = 60
 _SHORT: Final = {"lr": "learning_rate"}
 _ALIASES: Final = {"text": "anchor", "pair": "positive"}  # columns of other kinds of tasks
-_BAD: Final = re.compile("[\0\ud800-\udfff]")
 
 KIND: Final = "kind"  # name of the setting that selects a section of a union
 
@@ -123,12 +123,6 @@ def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str, str] | None:
         fits = -(2**63) <= value < 2**63
         return None if fits else ([], shown(value), "numbers of 64 bits")
     return [], type(value).__name__, "text, numbers, lists, keys and values"
-
-
-def invalid_characters(text: str) -> str:
-    """Names the invalid characters of a text, or returns ``""``. UTF-8 cannot encode surrogates."""
-    found = _BAD.search(text)
-    return "" if found is None else "NUL" if found[0] == "\0" else "halves of surrogate pairs"
 
 
 def _first_mistake(

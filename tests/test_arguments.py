@@ -45,6 +45,7 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     for name, found in inspect.getmembers(bert_jax.LoadedModel, inspect.isfunction):
         if not name.startswith("_"):
             yield f"LoadedModel.{name}", found
+    yield "DoctorReport.of_level", bert_jax.DoctorReport.of_level
 
 
 def arguments_of(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:
@@ -137,3 +138,23 @@ def test_values_of_numpy_and_paths_are_accepted(
     run = Path(str(tmp_path)) / "run"
     with refuses("run.missing", place=str(run)):
         bert_jax.features(run, path, tmp_path / "out.npz")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "key", "values"),
+    [
+        ("MeshSection", {"data": "2"}, "argument.value", {"place": "data", "found": "'2'"}),
+        ("MeshSection", {"dtaa": 2}, "argument.name", {"place": "dtaa", "what": "unknown"}),
+        ("TableSection", {"text": "a"}, "argument.name", {"place": "label", "what": "missing"}),
+        ("RunConfig", {"mesh": {"data": "2"}}, "argument.value", {"place": "mesh.data"}),
+        (
+            *("MultipleChoiceSection", {"text": "a", "choices": ("b", "b"), "label": "c"}),
+            *("choice.columns", {"place": "choices"}),
+        ),
+    ],
+)
+def test_a_wrong_setting_of_a_section_is_one_line(
+    section: str, settings: dict[str, Any], key: str, values: dict[str, Any]
+) -> None:
+    with refuses(key, **values):
+        getattr(bert_jax, section)(**settings)

@@ -73,12 +73,13 @@ def test_numbers_as_labels_come_back_as_numbers(tmp_path: Path) -> None:
 def test_a_dict_and_overrides_train_like_a_file(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, epochs=3, log_every=5)
     file = write_config(tmp_path / "run.yaml", config)
+    epochs: dict[str, Any] = {"finetune.epochs": 1}
     outcomes = [
         bert_jax.finetune(
             each,
             console=QUIET,
             run_dir=str(tmp_path / f"run{at}"),
-            **{"finetune.epochs": 1},
+            **epochs,
         )
         for at, each in enumerate([config, file])
     ]
