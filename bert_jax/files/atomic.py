@@ -205,7 +205,10 @@ def is_whole(directory: epath.PathLike, *, last: str) -> bool:
 
 @contextlib.contextmanager
 def new_directory(
-    path: pathlib.Path, *, force: bool, ours: Callable[[pathlib.Path], bool]
+    path: pathlib.Path,
+    *,
+    force: bool = False,
+    ours: Callable[[pathlib.Path], bool] = lambda _: False,
 ) -> Iterator[pathlib.Path]:
     """Yields a temporary directory, and moves it to the local ``path`` after the block.
 

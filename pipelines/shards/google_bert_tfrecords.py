@@ -38,7 +38,7 @@ def write_tfrecords(
     written = {}
     for dataset in datasets:
         _check(dataset, rows)
-    with new_directory(output, force=False) as aside:
+    with new_directory(output) as aside:
         for dataset in datasets:
             times = copies if dataset.split == "train" else 1
             count = len(dataset.provenance.splits[dataset.split].shards)
