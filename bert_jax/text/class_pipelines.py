@@ -17,6 +17,7 @@ from bert_jax.files.read import shown
 from bert_jax.text import pipeline_file
 from bert_jax.text.bert_files import BERT_CLASSES, LIBRARY_WORD_CHARACTERS, bert_parts
 from bert_jax.text.pipeline_file import Roles, Spec
+from bert_jax.text.pipeline_limits import parts_of
 from bert_jax.text.special_rows import ROLE_SETTINGS, adds_special, content_of
 from bert_jax.text.vocabulary import SPECIAL_PIECES, SpecialPieces
 
@@ -237,7 +238,7 @@ def _albert(settings: Mapping[str, Any], spec: Spec) -> Spec:
 
 def _tables(spec: Spec) -> Iterator[Mapping[str, Any]]:
     """Yields SentencePiece's normalisation of a file, if it has one."""
-    for part in pipeline_file.parts_of(spec["normalizer"], "normalizers"):
+    for part in parts_of(spec["normalizer"], "normalizers"):
         if part.get("type") == "Precompiled":
             yield part
             return

@@ -14,7 +14,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object, shown
 from bert_jax.text.added_tokens import DECODER, LATE
 from bert_jax.text.class_pipelines import FAMILIES
-from bert_jax.text.pipeline_file import Spec, parts_of
+from bert_jax.text.pipeline_file import Spec
+from bert_jax.text.pipeline_limits import parts_of
 from bert_jax.text.special_rows import adds_special
 from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.text.vocabulary import SPECIAL_PIECES

@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from etils import epath
 
-from bert_jax.files.atomic import write_whole
+from bert_jax.files.atomic import write_together
 from bert_jax.text import pipeline_file
 from bert_jax.text.added_tokens import check_ids
 from bert_jax.text.basic_tokenizer import is_word_character
@@ -183,9 +183,9 @@ class LibraryTokenizer(Tokenizer):
             "separators": self.separators,
             "hash": self.hash,
         }
-        root = epath.Path(directory)
-        write_whole(root / PIPELINE_FILE, pipeline_bytes(self.spec))
-        write_whole(root / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode("utf-8"))
+        encoded = (json.dumps(settings, indent=2) + "\n").encode("utf-8")
+        contents = {PIPELINE_FILE: pipeline_bytes(self.spec), CONFIG_FILE: encoded}
+        write_together(directory, contents)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the file's content and the settings, for worker processes."""

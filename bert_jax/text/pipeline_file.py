@@ -5,7 +5,7 @@ so do newer files of BERT.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import Any, Final, Literal, NamedTuple
 
 import tokenizers
@@ -13,6 +13,7 @@ import tokenizers
 from bert_jax.errors import UserError
 from bert_jax.files.read import shown
 from bert_jax.narration import tell
+from bert_jax.text.pipeline_limits import check_limits, parts_of
 
 Spec = dict[str, Any]
 Marks = Literal["bytes", "metaspace", "prefix"]
@@ -47,6 +48,7 @@ def check_spec(found: Mapping[str, Any], source: str) -> Spec:
     `model_of`, or if the model has an option that we do not implement.
     """
     model = dict(model_of(found, source))
+    check_limits(found, source)
     kind = model["type"]
     if (found.get("truncation") or {}).get("direction") == "Left":
         raise UserError(
@@ -232,13 +234,3 @@ def essence(spec: Spec, roles: Roles, separators: int) -> str:
     parts = {name: spec[name] for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
     settings = {"type": "tokenizers", "roles": list(roles), "separators": separators}
     return json.dumps([settings, parts], sort_keys=True, ensure_ascii=True)
-
-
-def parts_of(found: Any, inner: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the steps of a part of the pipeline, which may be a sequence or missing."""
-    if isinstance(found, dict):
-        if isinstance(steps := found.get(inner), list):
-            for step in steps:
-                yield from parts_of(step, inner)
-        else:
-            yield found

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from bert_jax.errors import UserError
 from bert_jax.files.read import shown
-from bert_jax.text.pipeline_file import Roles, Spec, parts_of, pieces_of
+from bert_jax.text.pipeline_file import Roles, Spec, pieces_of
+from bert_jax.text.pipeline_limits import parts_of
 from bert_jax.text.vocabulary import CLS, MASK, PAD, SEP, UNK, SpecialIds
 
 # Settings of Hugging Face for each role, in order of precedence.

@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import write_whole
+from bert_jax.files.atomic import write_together
 from bert_jax.text.basic_tokenizer import UNICODE_VERSION
 from bert_jax.text.vocabulary import (
     SPECIAL_PIECES,
@@ -149,6 +149,5 @@ class Tokenizer(abc.ABC):
             "unicode_version": UNICODE_VERSION,
             "hash": self.hash,
         }
-        root = epath.Path(directory)
-        write_whole(root / name, content)
-        write_whole(root / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode("utf-8"))
+        encoded = (json.dumps(settings, indent=2) + "\n").encode("utf-8")
+        write_together(directory, {name: content, CONFIG_FILE: encoded})

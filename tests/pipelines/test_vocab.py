@@ -3,6 +3,7 @@
 import functools
 import itertools
 import pydoc_data.topics
+import resource
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,21 @@ def test_a_mixture_has_smoothed_shares(bounds: dict[str, int], smoothing: float)
 def test_a_language_without_text_is_named() -> None:
     with refuses("vocab.language_empty", place="input", languages=["is"]):
         mixed(LANGUAGES | {"is": ["", " "]}, smoothing=0.7)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_full_disk_leaves_the_old_tokenizer_or_nothing(
+    kind: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    old = train(corpus, tmp_path / "old", **kind)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for output in (tmp_path / "deep" / "new", tmp_path / "old"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # writes fail as on a full disk
+        try:
+            with refuses("disk.full", reason="file too large") as caught:
+                train(corpus, output, **kind | {"size": 1100})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "kept" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert load_tokenizer(tmp_path / "old").hash == old.hash
