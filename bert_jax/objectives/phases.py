@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import optax
 from jax.sharding import Mesh
@@ -21,6 +21,7 @@ from bert_jax.data.loader.mask_share import MaskShare, measure_masks
 from bert_jax.data.rows.masking_transform import StaticMaskTransform
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.objectives.epochs import PhaseEpochs
 from bert_jax.objectives.registry import check_pairing
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.objectives.settings import PretrainSettings
@@ -243,6 +244,7 @@ class OpenedPhase(NamedTuple):
     evaluator: Evaluator | None  # None without evaluation
     evaluated: int  # number of examples per evaluation
     masks: MaskShare | None  # masks of words in a sample of the training split
+    epochs: PhaseEpochs
 
 
 class PhaseOpener(NamedTuple):
@@ -293,6 +295,12 @@ class PhaseOpener(NamedTuple):
             evaluator,
             min(total, self._limit or total),
             masks,
+            PhaseEpochs.of(
+                index,
+                section,
+                rows=cast(Loader, phase.loader).rows_per_epoch,
+                made=source.dataset.provenance if isinstance(source.dataset, Dataset) else None,
+            ),
         )
 
     @property

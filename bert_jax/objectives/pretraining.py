@@ -15,6 +15,7 @@ from bert_jax.errors import UserError, did_you_mean
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.narration import doing, narrator_of
+from bert_jax.objectives.epochs import describe_epochs
 from bert_jax.objectives.initial_model import INIT_FROM, find_initial, inherit
 from bert_jax.objectives.mlperf import check_mlperf, open_mlperf_log
 from bert_jax.objectives.phases import OpenedPhase, PhaseOpener
@@ -63,6 +64,8 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
     root = claim_run(
         settings.run_dir, verb="pretrain", architecture=run.architecture, tokenizer=run.tokenizer
     )
+    line, repeats = describe_epochs([found.epochs for found in opened])
+    console.print(line, style="bold yellow" if repeats else "", markup=False, soft_wrap=True)
     for found in opened:
         if settings.train.evaluation is not None and found.phase.evaluate is None:
             console.print(

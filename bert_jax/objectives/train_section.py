@@ -3,7 +3,7 @@
 Needs no JAX.
 """
 
-from typing import Self
+from typing import Final, Self
 
 import pydantic
 
@@ -11,6 +11,13 @@ from bert_jax.errors import SettingError
 from bert_jax.objectives.mlperf_section import MlperfSection
 from bert_jax.objectives.registry import AnyObjectiveSection
 from bert_jax.train import sections
+
+LESS_MEMORY: Final = (
+    "Use fewer rows per device and microbatch (a smaller train.phases.N.batch_size or a larger "
+    "train.phases.N.accumulation), model.execution.remat=full, more devices with mesh.fsdp, or "
+    "fewer loader.workers."
+)
+"""Advice after an error of a full memory."""
 
 
 class PhaseSection(sections.PhaseSection):

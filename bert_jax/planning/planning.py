@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Self
 
 from bert_jax.errors import UserError
 from bert_jax.model.section import Remat
+from bert_jax.objectives.epochs import count_epochs, describe_epochs
 from bert_jax.parallel.section import mesh_shape
 from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.compilation.step import CompiledStep, quick_refusal
@@ -57,6 +58,8 @@ def make_plan(
         notes.append(why_exact)
     if run.train.evaluation and not run.train.evaluation.examples:
         notes.append("the hours exclude evaluation: train.evaluation.examples is not set")
+    if epochs := list(count_epochs(run.train)):
+        notes.append(describe_epochs(epochs)[0].removesuffix("."))
     segments = schedule_segments(run.train, run.optimizer)
     plan = Plan(
         topology=topology,
