@@ -214,10 +214,13 @@ def test_a_checkpoint_has_the_attention_of_its_phase(
     assert refused("fill-mask", tmp_path / "3", "a [MASK]").key == "run.causal"
 
 
-def test_phases_that_do_not_fit_are_refused(switched: tuple[Path, Path]) -> None:
+def test_phases_that_do_not_fit_are_refused(project: Path, switched: tuple[Path, Path]) -> None:
     config, _ = switched
-    result = refused("pretrain", config, "train.phases.1.objective={kind: bert}")
+    pairs = one_phase(project)["examples"]["output"]
+    change = ["train.phases.1.objective={kind: bert}", f"train.phases.1.dataset={pairs}"]
+    result = refused("pretrain", config, *change)
     assert (result.key, result.values["last"]) == ("objective.phases", "bert")
+    assert refused("pretrain", config, change[0]).key == "objective.pairing"
     result = refused("pretrain", config, "train.phases.0.max_predictions=5")
     assert result.key == "setting.ignored"
     result = refused("pretrain", config, "train.phases.0.objective={kind: roberta}")
