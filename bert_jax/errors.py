@@ -95,6 +95,13 @@ class UserError(KeyedError):
     """
 
 
+class OutOfMemory(UserError):
+    """The memory of a device or of the host is full: the settings do not fit the machine.
+
+    Exit with `os._exit`, because exit handlers may need memory, or wait for each other forever.
+    """
+
+
 class SettingError(KeyedError, ValueError):
     """A wrong setting, raised by a section's validator. `validate` turns it into a `UserError`.
 

@@ -24,7 +24,7 @@ def main() -> None:
         STOP.listen(owns_process=True, hold=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     from bert_jax.cli.commands import cli
-    from bert_jax.cli.exit_codes import exit_code
+    from bert_jax.cli.exit_codes import AT_ONCE, exit_code
     from bert_jax.errors import UNCAUGHT
 
     try:
@@ -33,11 +33,19 @@ def main() -> None:
         sys.excepthook(
             type(error), error, error.__traceback__
         )  # in a job, the hook ends all processes
-        sys.exit(exit_code(error) or UNCAUGHT)
-    except SystemExit as end:
-        patience = sys.modules.get("bert_jax.files.storage_retries")
-        if patience is not None and patience.OUTAGE.given_up() and isinstance(end.code, int):
+        code = exit_code(error) or UNCAUGHT
+        if isinstance(error, AT_ONCE):
             from bert_jax.parallel.channel import end_now
 
-            end_now(end.code)  # exit handlers would wait for threads that retry
+            end_now(code)
+        sys.exit(code)
+    except SystemExit as end:
+        patience = sys.modules.get("bert_jax.files.storage_retries")
+        loader = sys.modules.get("bert_jax.data.loader.loader")
+        retrying = patience is not None and patience.OUTAGE.given_up()
+        reading = loader is not None and loader.STUCK.is_set()
+        if (retrying or reading) and isinstance(end.code, int):
+            from bert_jax.parallel.channel import end_now
+
+            end_now(end.code)  # exit handlers would wait for threads that retry or read
         raise

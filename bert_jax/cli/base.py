@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bert_jax.cli.exit_codes import exit_code
+from bert_jax.cli.exit_codes import AT_ONCE, exit_code
 from bert_jax.cli.group import VerbGroup, exit_with
-from bert_jax.errors import (
-    KeyedError,
-    LoaderWorkerKilled,
-    SettingError,
-)
+from bert_jax.errors import KeyedError, SettingError
 from bert_jax.parallel.channel import current_channel, end_now
 from bert_jax.places import DATASETS, MODELS
 from bert_jax.verbs import starting_jax as starting_jax
@@ -137,12 +133,20 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             with speaking(console):
                 _check_paths(click.get_current_context())
                 function(*args, **kwargs)
-        except Exception as error:
+        except Exception as raised:
+            from bert_jax.parallel.memory import out_of_memory
+
+            error: Exception = raised
+            if (full := out_of_memory(raised)) is not None:
+                advice = " Use a smaller --batch-size." if "batch_size" in kwargs else ""
+                error = full.followed_by(advice)
             code = exit_code(error)
             if debug or code is None:
-                raise
+                if error is raised:
+                    raise
+                raise error from raised
             line = error.line() if isinstance(error, KeyedError) else " ".join(str(error).split())
-            if current_channel() is not None or isinstance(error, LoaderWorkerKilled):
+            if current_channel() is not None or isinstance(error, AT_ONCE):
                 end_now(code, line)  # exit handlers would wait for other processes
             exit_with(error, code, line)
 
@@ -150,7 +154,11 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_paths(context: click.Context) -> None:
-    """Raises UserError if an argument or option is an invalid path."""
+    """Raises UserError if an argument or option is an invalid path.
+
+    Restores a directory that a killed process was replacing.
+    """
+    from bert_jax.files.atomic import restore_replaced
     from bert_jax.section import check_path
 
     for parameter in context.command.params:
@@ -163,6 +171,7 @@ def _check_paths(context: click.Context) -> None:
             is_option = isinstance(parameter, click.Option)
             name = parameter.opts[0] if is_option else parameter.make_metavar(context)
             raise error.at(name) from None
+        restore_replaced(value)
 
 
 def read_config(config: str, overrides: Sequence[str]) -> RunConfig:

@@ -2,11 +2,13 @@
 
 from typing import Final
 
-from bert_jax.errors import PeerLost, RunStopped, UserError
+from bert_jax.errors import LoaderWorkerKilled, OutOfMemory, PeerLost, RunStopped, UserError
 from bert_jax.parallel.channel import PEER_LOST
 
 # Other exceptions exit with `UNCAUGHT`, the watchdog with 43 (`bert_jax.train.watchdog`).
 EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
+# After these errors, exit handlers may wait forever.
+AT_ONCE: Final = (LoaderWorkerKilled, OutOfMemory)
 # Client libraries of storage and hubs. The user can fix most of their errors: exit code 2.
 _CLIENTS: Final = {
     *("aiobotocore", "aiohttp", "azure", "botocore"),

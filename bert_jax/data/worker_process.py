@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from multiprocessing import spawn
+from multiprocessing import queues, resource_tracker, spawn
 from typing import Final
 
 
@@ -18,7 +18,32 @@ def prepare_worker(index: int, count: int) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # Grain imported JAX, which has already read the environment
         sys.modules["jax"].config.update("jax_platforms", "cpu")
+    # A hook of multiprocessing that its types leave out.
+    setattr(queues.Queue, "_on_queue_feeder_error", staticmethod(_end_without_batch))  # noqa: B010
     end_with_parent()
+
+
+def _end_without_batch(error: Exception, batch: object) -> None:
+    """Ends this process, because it cannot send a batch. By default, the batch would be left out.
+
+    The usual reason is a full memory.
+    """
+    os._exit(1)
+
+
+def start_resource_tracker() -> None:
+    """Starts the process that frees the workers' semaphores, which would otherwise start later.
+
+    If this process ends with `os._exit`, that process frees them too, but without its warning.
+    """
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = "ignore"
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def end_with_parent() -> None:

@@ -4,14 +4,17 @@ A compiled program raises an error for arrays of another shape or sharding, so n
 after the first steps of a phase.
 """
 
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bert_jax.errors import counted
 from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.compiling import compiling, made_once
+from bert_jax.parallel.memory import device_memory, in_gib
 from bert_jax.parallel.sharding_rules import batch_sharding, replicated
 from bert_jax.task import Batch, Params, RowTransform, Task
 from bert_jax.train.state import ModelDefinition, TrainState
@@ -82,13 +85,51 @@ def _jit_step(
     )
 
 
-class StepPrograms:
-    """The train step, compiled once for each batch shape of a phase."""
+class StepMemory(NamedTuple):
+    """The memory that a compiled step needs, in bytes of one device."""
 
-    def __init__(self, spec: StepSpec, *, accumulation: int, shapes: int):
-        """Compiles nothing yet. `shapes` is the number of different batch shapes."""
+    rows: int  # rows of a batch on all devices
+    arguments: int  # parameters, moments and the batch
+    temporaries: int  # activations, gradients and copies
+
+    def describe(self) -> str:
+        """Returns the needs in a sentence."""
+        whole, state = in_gib(self.arguments + self.temporaries), in_gib(self.arguments)
+        return (
+            f"A step of {counted(self.rows, 'row')} needs {whole} per device: {state} for "
+            f"parameters and moments, {in_gib(self.temporaries)} for activations and gradients."
+        )
+
+    def shortage(self) -> str | None:
+        """Returns a warning if the devices have too little free memory for the temporaries."""
+        memory = device_memory()
+        if memory is None:
+            return None
+        sharing = jax.local_device_count() if jax.default_backend() == "cpu" else 1
+        if self.temporaries * sharing <= memory.free:
+            return None
+        return f"memory: {memory.owner} has {memory.describe()}. {self.describe()}"
+
+
+class StepPrograms:
+    """The train step, compiled once for each batch shape of a phase.
+
+    Attributes:
+        memory: memory of the last compiled program; None before, or if it is unknown.
+    """
+
+    def __init__(
+        self, spec: StepSpec, *, accumulation: int, shapes: int, warn: Callable[[str], None]
+    ):
+        """Compiles nothing yet.
+
+        `shapes` is the number of different batch shapes. `warn` gets a line if a program needs more
+        than the free memory.
+        """
         self._spec, self._accumulation, self._shapes = spec, accumulation, shapes
         self._programs: dict[BatchShape, jax.stages.Compiled] = {}
+        self._warn = warn
+        self.memory: StepMemory | None = None
 
     def __call__(
         self,
@@ -124,7 +165,22 @@ class StepPrograms:
                     self._spec, state, batch, schedule, frozen, accumulation=self._accumulation
                 )
                 self._programs[shape] = lowered.compile()
+            self.memory = _memory(self._programs[shape], batch)
+            if self.memory is not None and (shortage := self.memory.shortage()):
+                self._warn(shortage)
         return self._programs[shape]
+
+
+def _memory(program: jax.stages.Compiled, batch: Batch) -> StepMemory | None:
+    """Returns the memory of a program. None on TPUs, whose compiler refuses what does not fit."""
+    if jax.default_backend() == "tpu" or (found := program.memory_analysis()) is None:
+        return None
+    new = max(found.output_size_in_bytes - found.alias_size_in_bytes, 0)
+    return StepMemory(
+        rows=batch["input_ids"].shape[0],
+        arguments=found.argument_size_in_bytes,
+        temporaries=found.temp_size_in_bytes + new,
+    )
 
 
 def describe_batch(batch: Batch) -> str:

@@ -14,6 +14,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.narration import doing
+from bert_jax.parallel.memory import out_of_memory
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.evaluations import Evaluations
 from bert_jax.train.goodput import Stopwatch
@@ -116,6 +117,11 @@ def _run_phase(
             return _run_steps(spec, phase, state, runner, hooks)
         except RollbackDue as due:
             state = runner.roll_back(due.bad, due.state)
+        except Exception as error:
+            memory, full = runner.programs(phase).memory, out_of_memory(error)
+            if full is not None and memory is not None:
+                raise full.followed_by(" {step}", step=memory.describe()) from error
+            raise
 
 
 def _run_steps(

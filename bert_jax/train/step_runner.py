@@ -1,6 +1,7 @@
 """Runs single steps: dispatches a step, reads its metrics, and responds to a bad step."""
 
 import collections
+import functools
 from typing import Final, NamedTuple
 
 import jax
@@ -70,7 +71,10 @@ class StepRunner:
         if self._phase is not phase:
             self._phase = phase
             self._programs = StepPrograms(
-                phase.step, accumulation=phase.accumulation, shapes=phase.shapes
+                phase.step,
+                accumulation=phase.accumulation,
+                shapes=phase.shapes,
+                warn=functools.partial(self.output.display.say, style="bold yellow"),
             )
         return self._programs
 

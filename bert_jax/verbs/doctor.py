@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bert_jax.diagnostics.findings import DoctorReport, Finding, checked
+from bert_jax.diagnostics.findings import DoctorReport, Finding, checked, ok, warn
 from bert_jax.diagnostics.machine import check_memory, check_run_dir, check_versions
 from bert_jax.diagnostics.network import check_coordinator
 from bert_jax.errors import UserError
@@ -72,6 +72,7 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
         yield finding
     from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs
     from bert_jax.diagnostics.masks import check_masks
+    from bert_jax.objectives.epochs import count_epochs, describe_epochs
 
     if config.train is not None and config.tokenizer is not None:
         inputs = pretraining_inputs(
@@ -82,6 +83,9 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
             optimizer=config.optimizer,
         )
         yield from (checked(*each) for each in inputs)
+        if epochs := list(count_epochs(config.train)):
+            line, repeats = describe_epochs(epochs)
+            yield (warn if repeats else ok)("epochs", line)
         yield from check_masks(
             config.train, tokenizer=config.tokenizer, objective=config.objective, seed=config.seed
         )
@@ -97,6 +101,7 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
             longest=step.longest,
             pretraining=config.finetune is None,
         )
+        yield from _check_step_memory(config)
 
 
 def run_findings(run_dir: str, *, curves: str | None = None) -> Iterator[Finding]:
@@ -145,6 +150,48 @@ def _trained(config: RunConfig) -> _Trained | None:
     phases = config.train.phases if config.train else ()
     longest = max((phase.seq_length for phase in phases), default=0)
     return _Trained(build, config.model.execution, architecture, longest)
+
+
+def _check_step_memory(config: RunConfig) -> Iterator[Finding]:
+    """Compares the memory that the largest step of pretraining needs with the free memory.
+
+    Skips distillation, whose teacher may not be on this machine yet.
+    """
+    import jax
+
+    from bert_jax.objectives.train_section import LESS_MEMORY
+    from bert_jax.parallel.memory import device_memory, in_gib
+    from bert_jax.parallel.mesh import make_mesh
+    from bert_jax.planning.memory import estimate_memory
+    from bert_jax.verbs.plan import train_step
+
+    if config.finetune is not None or config.train is None or config.objective.kind == "distill":
+        return
+    if (memory := device_memory()) is None:
+        return
+    try:
+        step, mesh = train_step(config, "this machine"), make_mesh(config.mesh)
+        phases = range(len(config.train.phases))
+        with doing("estimating the memory of a step"):
+            found = {
+                phase: estimate_memory(step.model_copy(update={"phase": phase}), mesh)
+                for phase in phases
+            }
+    except UserError:  # other checks refuse it
+        return
+    phase = max(phases, key=lambda phase: found[phase].peak)
+    needs = found[phase]
+    sharing = jax.local_device_count() if jax.default_backend() == "cpu" else 1
+    state = needs.parameters + needs.optimizer
+    text = (
+        f"a step of phase {phase} needs about {in_gib(needs.peak)} per device: {in_gib(state)} for "
+        f"parameters and moments, {in_gib(needs.temporaries)} for activations and gradients. "
+        f"Found {memory.describe()} on {memory.owner}"
+    )
+    if needs.peak * sharing <= memory.free:
+        yield ok("step", text)
+    else:
+        yield warn("step", f"{text}. {LESS_MEMORY}")
 
 
 def _checkpoint_bytes(trained: _Trained | None) -> int | None:

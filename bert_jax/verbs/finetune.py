@@ -10,6 +10,7 @@ from bert_jax.config import AnyConfig, RunConfig, as_config
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError
 from bert_jax.narration import speaking
+from bert_jax.parallel.memory import advising
 from bert_jax.runs.lock import hold_run
 from bert_jax.section import need
 from bert_jax.tasks.embedding.section import EmbeddingSection
@@ -73,6 +74,10 @@ def finetune(
     return finetune_with(settings, seeds=seeds, console=console or Console())
 
 
+@advising(
+    "Use a larger finetune.accumulation, a smaller finetune.batch_size or finetune.max_length, or "
+    "more devices with mesh.fsdp."
+)
 def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Console) -> Outcome:
     """Fine-tunes with the result of `finetune_settings`. Raises the errors of `finetune`."""
     settings, points = plan(settings, seeds=seeds)

@@ -9,6 +9,8 @@ from bert_jax.config import AnyConfig, as_config
 from bert_jax.narration import speaking
 from bert_jax.objectives.pretraining import run_pretraining
 from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.objectives.train_section import LESS_MEMORY
+from bert_jax.parallel.memory import advising
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.import_checkpoint import find_origin
 from bert_jax.verbs.run_settings import pretrain_settings
@@ -61,12 +63,14 @@ def pretrain(
     return pretrain_with(settings, console=console or Console())
 
 
+@advising(LESS_MEMORY)
 def pretrain_with(settings: PretrainSettings, *, console: Console) -> Outcome:
     """Pretrains with the result of `pretrain_settings`. Raises the errors of `pretrain`."""
     init_from = settings.init_from
     options = {"--init-from": init_from, "--allow-data-change": settings.allow_data_change}
     if init_from is not None:
-        found = find_origin(init_from)
+        found = find_origin(init_from, mesh=settings.mesh)
+        options["--init-from"] = found.name
         settings = dataclasses.replace(settings, origin=found.run_dir, pinned_origin=found.name)
     settings = with_teacher_of_settings(settings)
     join_same_command("pretrain", settings.mesh, {**settings.config, **options})

@@ -18,6 +18,7 @@ from bert_jax.data.loader.loader import Loader
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
+from bert_jax.errors import LoaderWorkerKilled
 from bert_jax.text import load_tokenizer
 from tests.corpus import make_dataset
 from tests.data.memory_dataset import (
@@ -25,6 +26,7 @@ from tests.data.memory_dataset import (
     MemoryDataset,
     assert_equal,
     make_loader,
+    row_maker,
 )
 from tests.processes.hosts import start
 from tests.project import refuses, write_config
@@ -80,6 +82,35 @@ def test_a_workers_error_is_raised_and_ends_the_others():
     with refuses("dataset.shard_damaged", place="train-00003"):
         next(batches)
     assert multiprocessing.active_children() == []
+
+
+class Unsendable:
+    """A row for whose bytes the memory is too small."""
+
+    def __reduce__(self) -> str:
+        raise MemoryError
+
+
+class UnsendableRows(MaskingTransform):
+    def batch(
+        self, records: Sequence[Sequence[Example]], rngs: Sequence[Sequence[np.random.Generator]]
+    ) -> Batch:
+        return super().batch(records, rngs) | {"rows": np.array([Unsendable()], object)}
+
+
+def test_no_batch_is_left_out_if_a_worker_cannot_send_it():
+    rows = row_maker()
+    loader = make_loader(
+        MemoryDataset(8),
+        batch_size=8,
+        transform=UnsendableRows(rows.seq_length, rows.masker),
+        section=LoaderSection(workers=1),
+    )
+    with (
+        refuses("loader.worker_killed", kind=LoaderWorkerKilled),
+        loader.batches(first_step=0) as b,
+    ):
+        next(b)
 
 
 def test_a_killed_worker_ends_the_run_in_one_line(project, tmp_path):

@@ -1,7 +1,6 @@
 """The stream of batches of a dataset. This is the only file that imports Grain."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import math
 import multiprocessing
@@ -23,7 +22,7 @@ from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, T
 from bert_jax.data.loader.data_position import BatchSizes, PositionedBatches
 from bert_jax.data.loader.packing import PackingPlan
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.data.worker_process import prepare_worker
+from bert_jax.data.worker_process import prepare_worker, start_resource_tracker
 from bert_jax.errors import LoaderWorkerKilled, UserError
 from bert_jax.task import Row, RowTransform
 
@@ -40,8 +39,14 @@ _WORKER_DIED = "Worker process was terminated unexpectedly"  # Grain's message
 # waits forever for the rest, in `next` and in `close`. So the loader checks its workers at this
 # interval.
 _CHECK_SECONDS = 3.0
+_CLOSE_SECONDS = 40.0  # time limit for Grain to end one process; Grain kills it after 25 seconds
 _START_SECONDS = 10.0  # time limit for Grain to start its processes
 _STEPS = 2**40  # steps of an "endless" stream: no run reaches the end
+
+
+STUCK: Final = threading.Event()
+"""Set after a loader did not close, because Grain waits for a dead worker: exit handlers would
+wait too, so exit with `os._exit`."""
 
 
 class _WorkerDied(Exception):
@@ -59,6 +64,7 @@ class Batches(Iterator[T]):
         if not flags.FLAGS.is_parsed():  # Grain needs parsed absl flags, and absl.app is not used
             flags.FLAGS.mark_as_parsed()
         if section.workers:
+            start_resource_tracker()
             in_worker = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
             # Batches go through a pipe instead of shared memory. For batches of a few megabytes a
             # pipe is as fast. Containers often have only 64 MB of shared memory; writing more would
@@ -111,19 +117,29 @@ class Batches(Iterator[T]):
 
     def close(self) -> None:
         """Ends the background work. Further calls do nothing."""
-        with contextlib.suppress(_WorkerDied):
-            self._unless_dead(self._iterator.close)
+        try:
+            seconds = _CLOSE_SECONDS * len(self._workers)
+            self._unless_dead(self._iterator.close, seconds=seconds)
+        except _WorkerDied:
+            STUCK.set()
 
-    def _unless_dead(self, call: Callable[[], R]) -> R:
-        """Returns the result of a call. Raises _WorkerDied if a worker dies meanwhile."""
+    def _unless_dead(self, call: Callable[[], R], *, seconds: float = math.inf) -> R:
+        """Returns the result of a call. Raises _WorkerDied if a worker dies meanwhile.
+
+        After `seconds`, kills the workers.
+        """
         if not self._workers:
             return call()
         result: concurrent.futures.Future[R] = concurrent.futures.Future()
         # A daemon thread instead of a pool: at exit the interpreter would wait for a pool's thread.
         threading.Thread(target=_resolve, args=(result, call), daemon=True).start()
+        late = time.monotonic() + seconds
         while not concurrent.futures.wait([result], timeout=_CHECK_SECONDS).done:
             if any(worker.exitcode for worker in self._workers):
                 raise _WorkerDied
+            if time.monotonic() > late:
+                for worker in self._workers:
+                    worker.kill()
         return result.result()
 
     def __enter__(self) -> Self:

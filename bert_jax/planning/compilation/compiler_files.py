@@ -1,4 +1,4 @@
-"""Reads the files that the compiler writes, and its out-of-memory message.
+"""Reads the files that the compiler writes.
 
 The compiler first schedules a program and assigns memory, then generates code. Code generation
 takes most of the time, and only adds `estimated_cycles` to the program. No option skips it.
@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 
 import jax
 
-from bert_jax.parallel.accelerators import GIB
-
 # The compiler writes these files in this order. If one exists, the earlier files are complete.
 _SCHEDULED: Final = "after_optimizations"
 _BUFFERS: Final = "after_optimizations-buffer-assignment"
@@ -29,14 +27,6 @@ _POLL_SECONDS: Final = 0.05
 _ALLOCATION = re.compile(
     r"^allocation \d+: size (\d+), (?:page \d+, )?(?!color)(.*)$", re.MULTILINE
 )
-
-# Messages of libtpu 0.0.42 to 0.0.51: the temporaries do not fit, or the whole program does not.
-_SIZE = r"([\d.]+)([KMGT]?)"
-_TOO_LARGE = (
-    re.compile(rf"temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
-    re.compile(rf"Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE),
-)
-_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
 class CompiledProgram(NamedTuple):
@@ -97,19 +87,6 @@ def read_scheduled(text: str, buffers: str) -> CompiledProgram:
     temporaries = sum(size for size, kind in found if kind.startswith("preallocated-temp"))
     total = sum(size for size, kind in found if "thread-local" not in kind)
     return CompiledProgram(text, total - temporaries, temporaries, total)
-
-
-def memory_refused(message: str) -> tuple[int, int] | None:
-    """Returns the needed and the available bytes of HBM, or None for another message."""
-    for one in _TOO_LARGE:
-        if found := one.search(message):
-            needed, available = found.groups()[:2], found.groups()[2:]
-            return _bytes(*needed), _bytes(*available)
-    return None
-
-
-def _bytes(number: str, unit: str) -> int:
-    return round(float(number) * _UNITS[unit.upper()])
 
 
 def _options(folder: Path) -> dict[str, str | bool]:

@@ -31,10 +31,11 @@ from jax.sharding import Mesh
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
 from bert_jax.parallel.accelerators import Accelerator
+from bert_jax.parallel.memory import memory_refused
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.sharding_rules import replicated
-from bert_jax.planning.compilation.compiler_files import compile_exactly, memory_refused
+from bert_jax.planning.compilation.compiler_files import compile_exactly
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.request import versions

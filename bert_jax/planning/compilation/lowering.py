@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -17,14 +17,20 @@ from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.parallel.sharding_rules import check_divides
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.request import CannotPlan, CompileRequest
-from bert_jax.task import Objective
+from bert_jax.task import Batch, Objective, Params
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.compiled import abstract_batch, lower_evaluation_step, lower_train_step
 from bert_jax.train.frozen import abstract_frozen
 from bert_jax.train.schedule_segments import schedule_segments
 from bert_jax.train.spec import check_batches
-from bert_jax.train.state import abstract_params, abstract_state, define_model, same_layout
+from bert_jax.train.state import (
+    TrainState,
+    abstract_params,
+    abstract_state,
+    define_model,
+    same_layout,
+)
 from bert_jax.train.step import StepSpec
 
 
@@ -44,8 +50,18 @@ class LoweredStep(NamedTuple):
     copy_bytes: int  # copy of parameters for evaluations; only set for a train step
 
 
-def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
-    """Returns the step that the run would compile for a mesh. The devices need not exist.
+class OpenedStep(NamedTuple):
+    """A step with the shapes of its arguments."""
+
+    spec: StepSpec
+    state: TrainState
+    batch: Batch
+    frozen: Params
+    rows: int
+
+
+def open_step(request: CompileRequest, mesh: Mesh) -> OpenedStep:
+    """Returns the step of a request for a mesh. The devices need not exist.
 
     Raises UserError if mesh, batch and model do not fit together.
     """
@@ -56,11 +72,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     check_batches(request.train, mesh)
     objective = _objective(request, architecture, mesh)
     model = define_model(objective.build)
-    schedule = pretraining_schedule(schedule_segments(request.train, request.optimizer))
     optimizer = make_optimizer(request.optimizer, model.axes)
-    state, frozen = abstract_state(model, optimizer, mesh), abstract_frozen(objective, mesh)
-    whole = abstract_params(model, mesh)  # parameters as evaluations shard them
-    copied = not same_layout(state.params, whole)
     trains = request.kind == "train"
     transform = objective.features(
         seq_length=phase.seq_length,
@@ -70,12 +82,30 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     )
     size = request.batch_size or phase.batch_size
     rows = size if trains else request.train.evaluation_rows(phase)
-    batch = abstract_batch(transform, mesh, rows=rows)
+    return OpenedStep(
+        StepSpec(task=objective, model=model, optimizer=optimizer),
+        abstract_state(model, optimizer, mesh),
+        abstract_batch(transform, mesh, rows=rows),
+        abstract_frozen(objective, mesh),
+        rows,
+    )
+
+
+def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
+    """Returns the step that the run would compile for a mesh. The devices need not exist.
+
+    Raises UserError if mesh, batch and model do not fit together.
+    """
+    spec, state, batch, frozen, rows = open_step(request, mesh)
+    objective, model, trains = cast(Objective, spec.task), spec.model, request.kind == "train"
+    schedule = pretraining_schedule(schedule_segments(request.train, request.optimizer))
+    accumulation = request.train.phases[request.phase].accumulation
+    whole = abstract_params(model, mesh)  # parameters as evaluations shard them
+    copied = not same_layout(state.params, whole)
     with jax.set_mesh(mesh):
         if trains:
-            spec = StepSpec(task=objective, model=model, optimizer=optimizer)
             lowered = lower_train_step(
-                spec, state, batch, schedule, frozen, accumulation=phase.accumulation
+                spec, state, batch, schedule, frozen, accumulation=accumulation
             )
         else:
             lowered = lower_evaluation_step(objective, model, mesh, whole, batch, frozen)

@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.parallel.error_json import error_to_json
+from bert_jax.parallel.memory import memory_refused
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.compilation.collectives import (
@@ -33,11 +34,7 @@ from bert_jax.planning.compilation.collectives import (
     DevicePlacement,
     find_collectives,
 )
-from bert_jax.planning.compilation.compiler_files import (
-    compile_exactly,
-    compile_quickly,
-    memory_refused,
-)
+from bert_jax.planning.compilation.compiler_files import compile_exactly, compile_quickly
 from bert_jax.planning.compilation.cycles import Cycles, count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.kernels import read_schedules, schedules_alone, write_schedules
