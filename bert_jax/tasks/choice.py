@@ -19,6 +19,7 @@ from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
 from bert_jax.data.tables import Delimiter, TableRow, ragged, read_fields, read_table
 from bert_jax.errors import SettingError, UserError
 from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import is_whole
 from bert_jax.tasks.family import (
     DataRequest,
     Encoded,
@@ -368,7 +369,8 @@ def _label(
         "text": choices,
     }
     kind = columns.label_is
-    if kind == "index" and not columns.choices[1:] and label in own_names:
+    numbered = all(map(is_whole, own_names))  # a number is then the name of a choice
+    if kind == "index" and not columns.choices[1:] and (numbered or label in own_names):
         kind = "column"  # the row names its choices
     allowed = names[kind] if isinstance(kind, str) else kind
     if allowed.count(label) == 1:

@@ -20,6 +20,7 @@ Weighting: TypeAlias = Literal["none", "balanced"] | Mapping[str, float]
 
 UNKNOWN: Final = -1  # label of a row without a label, as `datasets` writes it
 _WHOLE_FLOAT: Final = re.compile(r"(-?\d+)\.0+")
+_COMMA: Final = re.compile(r"-?\d+,\d+")
 SHOWN: Final = 20  # maximum number of labels in a message
 
 
@@ -169,6 +170,7 @@ class Labelling(NamedTuple):
         """
         if self.problem == "regression":
             return self._replace(names=(self.column,))
+        _refuse_vectors(rows, self._place(rows[0]))
         names: set[str] = set()
         refused: RowError | None = None
         for row in rows:
@@ -216,6 +218,24 @@ class Labelling(NamedTuple):
         )
 
 
+def _refuse_vectors(rows: Sequence[TextRow], place: str) -> None:
+    """Raises RowError if each label is a list with a 0 or 1 for every class: ``[1.0, 0.0, 1.0]``.
+
+    Lists of names differ in length, or have other names.
+    """
+    lists = [row.label for row in rows if isinstance(row.label, list)]
+    lengths, values = {len(each) for each in lists}, {each for found in lists for each in found}
+    if lists and len(lengths) == 1 and max(lengths) > 1 and values <= {0, 1}:
+        raise RowError(
+            "label.vectors",
+            "found {found}, a 0 or 1 for every class, allowed: the names of a row's classes. Write "
+            "lists of names: {example}.",
+            place=place,
+            found=lists[0],
+            example=[f"class{at}" for at, each in enumerate(lists[0]) if each],
+        )
+
+
 def _has_text(label: Any) -> bool:
     return any(map(_has_text, label)) if isinstance(label, list) else isinstance(label, str)
 
@@ -253,7 +273,7 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
 
     If any label is a list, the problem is "multi_label". If more than half of the labels are
     numbers and one is fractional, it is "regression": a stray "n/a" must not turn each number into
-    a class. Otherwise it is "single_label".
+    a class. Otherwise it is "single_label". Raises RowError if most labels have a decimal comma.
     """
     labels = [row.label for row in rows if not row.unlabelled]
     if any(isinstance(label, list) for label in labels):
@@ -265,6 +285,15 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
             "classes, set finetune.task.problem=single_label"
         )
         return "regression", "labels are numbers with fractions", hint
+    commas = [row for row in rows if _COMMA.fullmatch(str(row.label))]
+    if labels and 2 * len(commas) > len(labels):
+        raise RowError(
+            "label.decimal_comma",
+            "found {found}, a number with a comma, allowed: numbers with a point. Write 3.5, or "
+            "set finetune.task.problem=single_label if labels are names of classes.",
+            place=commas[0].place,
+            found=commas[0].label,
+        )
     whole = bool(labels) and len(numbers) == len(labels)
     return "single_label", "labels are whole numbers" if whole else "labels are names", ""
 

@@ -15,8 +15,9 @@ from bert_jax.text.special_rows import ROLE_SETTINGS
 
 ADDED_FILE: Final = "added_tokens.json"
 DECODER: Final = "added_tokens_decoder"
-# The first list that is not empty counts. The last one is what special_tokens_map.json calls
-# additional_special_tokens; transformers 5 reads it after ``added_tokens.json``.
+_NAMED: Final = ("model_specific_special_tokens",)
+# Objects count, and the first list that is not empty. The last one is what special_tokens_map.json
+# calls additional_special_tokens; transformers 5 reads it after ``added_tokens.json``.
 LATE: Final = "additional_special_tokens of special_tokens_map.json"
 _LISTS: Final = ("extra_special_tokens", "additional_special_tokens", LATE)
 _FLAGS: Final = ("single_word", "lstrip", "rstrip")
@@ -91,8 +92,10 @@ def _special(settings: Mapping[str, Any], source: str) -> Iterator[Any]:
     for name, value in settings.items():
         if name.endswith("_token") and name not in ROLE_SETTINGS and _content(value) is not None:
             yield value
-    for name in [name for name in _LISTS if settings.get(name)][:1]:
-        values = settings[name]
+    lists = {name: settings[name] for name in (*_NAMED, *_LISTS) if settings.get(name)}
+    named = [name for name, values in lists.items() if isinstance(values, dict)]
+    for name in [*named, *[name for name in lists if name not in named][:1]]:
+        values = lists[name]
         if not isinstance(values, dict | list | tuple):
             raise _malformed(values, f"{source}: {name}")
         for value in values.values() if isinstance(values, dict) else values:

@@ -127,18 +127,30 @@ def marks_of(spec: Spec, source: str) -> Marks:
     if model == "WordPiece":
         if not {"ByteLevel", "Metaspace"} & {*kinds} and {*_SPLIT_AT_SPACES} & {*kinds}:
             return "prefix"
+    elif any(map(_drops_spaces, parts)) and not any(map(_marks_each_part, parts)):
+        pass  # two words and one word would have the same pieces
     elif "ByteLevel" in kinds and model == "BPE":
         return "bytes"
     elif "Metaspace" in kinds and all(part.get("replacement", "▁") == "▁" for part in parts):
         return "metaspace"
     raise UserError(
         "tokenizer.pre_tokenizer",
-        "found {found}, allowed: ByteLevel with a BPE model, Metaspace with ▁, or {allowed:or} "
-        "with WordPiece. Such a tokenizer cannot be imported.",
+        "found {found}, allowed: ByteLevel with a BPE model or Metaspace with ▁, which must mark "
+        "spaces, or {allowed:or} with WordPiece. Such a tokenizer cannot be imported.",
         place=f"{source}: pre_tokenizer",
         found=kinds,
         allowed=_SPLIT_AT_SPACES,
     )
+
+
+def _drops_spaces(part: Mapping[str, Any]) -> bool:
+    return part.get("type") in _SPLIT_AT_SPACES or part.get("behavior") == "Removed"
+
+
+def _marks_each_part(part: Mapping[str, Any]) -> bool:
+    """Returns whether a step marks the start of each part that the steps before it have made."""
+    prefix = part.get("add_prefix_space", part.get("prepend_scheme", "always") == "always")
+    return part.get("type") in ("ByteLevel", "Metaspace") and bool(prefix)
 
 
 def open_pipeline(spec: Spec, source: str) -> tokenizers.Tokenizer:

@@ -78,12 +78,11 @@ def read_vocabulary(path: epath.Path) -> list[str]:
 
     White space around a piece is dropped, as in google-research/bert. A piece of non-ASCII white
     space is kept, such as U+2028 in the Chinese vocabulary; no text is encoded as its id. Raises
-    UserError if the file is missing, empty or not UTF-8, or has a blank line or a repeated piece.
+    UserError if the file is missing, empty or not UTF-8, or has a blank line between
+    others or a repeated piece.
     """
-    lines = read_text(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    if not lines:
+    lines = read_text(path).rstrip("\r\n").split("\n")
+    if lines == [""]:
         raise UserError(
             "vocabulary.empty",
             "found an empty file, allowed: a vocabulary, one piece per line",

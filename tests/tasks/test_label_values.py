@@ -179,3 +179,25 @@ def test_fractions_of_decimals_are_a_regression(tmp_path: Path) -> None:
     family = open_files(tmp_path, "train", train=path)
     assert family.heads.problem == "regression"
     assert labels_of(family.splits["train"]) == [0.5, 2.0, 1.25]
+
+
+@pytest.mark.parametrize("label", [[1.0, 0.0, 1.0], [1, 0, 1], [True, False, True]])
+def test_vectors_of_classes_are_no_names(label: list[Any], tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": label}, {"text": "b", "label": [each < 1 for each in label]}]
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows * 8))
+    section = TableSection.model_validate({"train": str(path), "text": "text", "label": "label"})
+    with refuses("label.vectors", found=label, example=["class0", "class2"]):
+        section.open(opening(tmp_path, "train"))
+
+
+def test_decimal_commas_are_no_names(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("text;label\n" + "".join(f"a{at};{at},5\n" for at in range(8)))
+    names = {"text": "text", "label": "label", "delimiter": "semicolon"}
+    section = TableSection.model_validate({"train": str(path), **names})
+    with refuses("label.decimal_comma", found="0,5"):
+        section.open(opening(tmp_path, "train"))
+    named = TableSection.model_validate({"train": str(path), **names, "problem": "single_label"})
+    with refuses("table.no_dev_classes"):
+        named.open(opening(tmp_path, "train"))

@@ -230,3 +230,20 @@ def test_mistakes_are_named(
     place = place if place.startswith("task.") else f"{tmp_path}/file.csv{place}"
     with refuses(key, place=place, **values):
         open_file(tokenizer, tmp_path, rows, **columns, **changes)
+
+
+def test_a_number_is_the_name_of_a_choice_if_all_names_are_numbers(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    choices = {"text": ["saw", "dog", "in"], "label": ["1", "2", "3"]}
+    settings = {"text": "q", "choices": ("choices",), "label": "answer", "name": "file.jsonl"}
+
+    def open_labels(*labels: int) -> Family:
+        rows = [{"q": "the", "choices": choices, "answer": label} for label in labels]
+        content = "".join(f"{json.dumps(row)}\n" for row in rows)
+        return open_file(tokenizer, tmp_path, content, **settings)
+
+    train = open_labels(3, 1).splits["train"]
+    assert [train.row(at).targets["label"] for at in (0, 1)] == [2, 0]
+    with refuses("label.unknown", found="0"):
+        open_labels(1, 0)

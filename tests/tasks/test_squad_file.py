@@ -37,6 +37,14 @@ def test_questions_keep_file_order_and_all_answers(tmp_path: Path) -> None:
     assert file.questions[1].answers == file.questions[2].answers == ()
 
 
+def test_ids_may_be_numbers_and_titles_null(tmp_path: Path) -> None:
+    content = squad((TOWER, [question("a", "when", ("1889", 32))]), version="1.1")
+    article = content["data"][0]
+    article["title"], article["paragraphs"][0]["qas"][0]["id"] = None, 51870
+    (only,) = _read(write(tmp_path / "x.json", content)).questions
+    assert (only.id, only.title) == ("51870", "")
+
+
 @pytest.mark.parametrize(
     ("says", "impossible", "expected"),
     [

@@ -177,6 +177,8 @@ def changes() -> dict[str, Change]:
         *({"additional_special_tokens": ["[E1]"]}, {"extra_special_tokens": ["<E1>", "the"]}),
         *({"added_tokens_decoder": {}}, {"unk_token": "the"}, {"mask_token": "user"}),
         *({"cls_token": "the"}, {"sep_token": "of"}, {"bos_token": "the"}, {"add_bos_token": True}),
+        *({"extra_special_tokens": {"a": "[E1]"}, "additional_special_tokens": ["@USER"]},),
+        *({"model_specific_special_tokens": {"a": "[E1]"}},),
         *({"clean_up_tokenization_spaces": False}, {"model_max_length": 7}, {"e1_token": "[E1]"}),
     ]
     older = [

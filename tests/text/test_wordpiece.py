@@ -198,5 +198,5 @@ def changed_settings(directory: Path, changes: dict[str, object]) -> Path:
 
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with refuses("file.unwritable", place=tmp_path / "file" / "vocab.txt"):
+    with refuses("file.unwritable", place=tmp_path / "file"):
         TOKENIZERS["uncased"].save(tmp_path / "file")

@@ -130,7 +130,7 @@ class _Answer(_Node):
 
 
 class _Question(_Node):
-    id: str
+    id: str | int  # some programs write numbers
     question: str
     answers: list[_Answer] | None = None
     is_impossible: bool | None = None
@@ -142,7 +142,7 @@ class _Paragraph(_Node):
 
 
 class _Article(_Node):
-    title: str = ""
+    title: str | None = None
     paragraphs: list[_Paragraph]
 
 
@@ -163,13 +163,14 @@ def _questions(
 ) -> Iterator[SquadQuestion]:
     places: dict[str, str] = {}
     for place, article, paragraph, question in _walk(content):
-        first = places.setdefault(question.id, place)
+        number = str(question.id)
+        first = places.setdefault(number, place)
         if first is not place:
             raise UserError(
                 "squad.repeated_id",
                 'found the id "{found}" twice, first in {first}, allowed: each id once',
                 place=f"{path}: {place}",
-                found=question.id,
+                found=number,
                 first=first,
             )
         if question.is_impossible and question.answers:
@@ -187,7 +188,7 @@ def _questions(
                 place=f"{path}: {place}.answers",
             )
         yield SquadQuestion(
-            question.id, article.title, question.question, paragraph.context, answers
+            number, article.title or "", question.question, paragraph.context, answers
         )
 
 
