@@ -66,7 +66,7 @@ def measure(size: EncoderArchitecture, directory: Path, *, saves: int) -> None:
     manifest = read_manifest(last, step=saves + 1)
     size_gb = sum(record.size for record in manifest.files.values()) / 1e9
     start = time.perf_counter()
-    write_manifest(last, step=saves + 1, score=None)
+    write_manifest(last, step=saves + 1, score=None, params=None)
     hashed = time.perf_counter() - start
     start = time.perf_counter()
     problem = CheckpointDirectory(epath.Path(directory), say=print).problem(saves + 1)

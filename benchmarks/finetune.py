@@ -142,7 +142,8 @@ class Ours:
         params = origin_params(prepared, abstract.params, draw)
         self.state = initialise(params, optimizer, abstract, seed=1)
         spec = StepSpec(task=prepared.task, model=model, optimizer=optimizer)
-        self.run = StepPrograms(spec, accumulation=1, shapes=len(self.batches.plan.shapes))
+        shapes = len(self.batches.plan.shapes)
+        self.run = StepPrograms(spec, accumulation=1, shapes=shapes, warn=print)
         self.stream = self.batches.batches(first_step=0)
         self.pieces = self.positions = 0
         self._shapes: set[tuple[int, ...]] = set()

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from bert_jax.arguments import checked
+from bert_jax import arguments
 from bert_jax.errors import UserError, counted
 
 Level = Literal["ok", "warn", "problem"]
@@ -37,7 +37,7 @@ class DoctorReport(NamedTuple):
         """Whether there is no problem; warnings are allowed."""
         return not self.of_level("problem")
 
-    @checked
+    @arguments.checked
     def of_level(self, level: Level) -> list[Finding]:
         """Returns the findings of one level."""
         return [finding for finding in self.findings if finding.level == level]

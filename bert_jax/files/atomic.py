@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from etils import epath
@@ -151,7 +151,7 @@ def whole_file(target: epath.PathLike) -> Iterator[pathlib.Path]:
             temporary.replace(target)
 
 
-def write_together(directory: epath.PathLike, contents: Mapping[str, bytes]) -> None:
+def write_together(directory: epath.PathLike, contents: dict[str, bytes]) -> None:
     """Writes files to a directory, local or ``gs://``, by name and in this order.
 
     If the disk is full, writes none of them, and creates no directory. Raises UserError like

@@ -9,7 +9,7 @@ from bert_jax.errors import KeyedError, PeerLost, RunStopped, UserError
 _KINDS: Final = {kind.__name__: kind for kind in (UserError, RunStopped, PeerLost)}
 
 
-def error_to_json(error: UserError | RunStopped | PeerLost) -> dict[str, Any]:
+def error_to_json(error: KeyedError) -> dict[str, Any]:
     """Returns an error as plain JSON.
 
     Values that are numbers, text or lists stay unchanged. All other values become text.
