@@ -69,8 +69,7 @@ def line_chart(
         values=[{"x": x, "y": y, "line": line.name} for line in lines for x, y in line.points],
         dotted=[line.name for line in lines if len(line.points) <= DOTTED],
         best=[
-            {"x": x, "y": y, "text": f"best {shown(y)}", "align": _align(x, lines)}
-            for x, y in best
+            {"x": x, "y": y, "text": f"best {shown(y)}", "align": _align(x, lines)} for x, y in best
         ],
         x_label=x_label,
         percent=percent,
