@@ -64,16 +64,14 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
     root = claim_run(
         settings.run_dir, verb="pretrain", architecture=run.architecture, tokenizer=run.tokenizer
     )
+    say = narrator_of(console).say
     line, repeats = describe_epochs([found.epochs for found in opened])
-    console.print(line, style="bold yellow" if repeats else "", markup=False, soft_wrap=True)
+    say(line, style="bold yellow" if repeats else "")
     for found in opened:
         if settings.train.evaluation is not None and found.phase.evaluate is None:
-            console.print(
-                f"{found.dataset} has no validation split: evaluation is skipped", markup=False
-            )
+            say(f"{found.dataset} has no validation split: evaluation is skipped")
         if found.masks is not None and found.masks.low:
-            said = f"{found.dataset}: {found.masks.describe()}"
-            console.print(said, markup=False, soft_wrap=True)
+            say(f"{found.dataset}: {found.masks.describe()}")
     with (
         hold_run(root) as check_lock,
         write_checkpoints(root, settings.train.checkpoint) as checkpoints,
