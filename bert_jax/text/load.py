@@ -127,8 +127,10 @@ def _check_beside(vocabulary: epath.Path, spec: Spec, path: epath.Path) -> None:
 
 
 def _load_wordpiece(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
-    """Opens ``vocab.txt``."""
+    """Opens ``vocab.txt``, with Hugging Face's rules if it has a ``tokenizer_config.json``."""
     path, file = root / CONFIG_FILE, root / VOCAB_FILE
+    if path.exists() and "type" not in settings and settings.get("tokenizer_class") is None:
+        settings = settings | {"tokenizer_class": "BertTokenizer"}
     strip_accents, chinese = (_flag(settings, path, name) for name in _FLAGS)
     longest = settings.get("max_word_characters", MAX_WORD_CHARACTERS)
     if not isinstance(longest, int) or longest < 1:
