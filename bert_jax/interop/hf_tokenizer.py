@@ -16,9 +16,10 @@ from bert_jax.text import Tokenizer
 from bert_jax.text.added_tokens import ADDED_FILE
 from bert_jax.text.library_settings import SPECIAL_FILE
 from bert_jax.text.library_tokenizer import LibraryTokenizer, pipeline_bytes
+from bert_jax.text.pipeline_file import pieces_of
 from bert_jax.text.roberta_files import MERGES_FILE, VOCABULARY_FILE
 from bert_jax.text.sentence_piece import MODEL_FILE, WORD_START, SentencePieceTokenizer
-from bert_jax.text.special_rows import adds_special
+from bert_jax.text.special_rows import adds_special, rows_of
 from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.text.vocabulary import (
     CLS,
@@ -97,26 +98,11 @@ def _post_processor(tokenizer: LibraryTokenizer, *, token_types: bool) -> dict[s
 
     Without token types, a part that writes special pieces stays as it is.
     """
-    spec, (_, _, cls, sep, _) = tokenizer.spec, tokenizer.special_pieces
+    spec = tokenizer.spec
     if not token_types and adds_special(spec):
         return spec["post_processor"]
-    second = int(token_types)
-
-    def special(piece: str, token_type: int = 0) -> dict[str, Any]:
-        return {"SpecialToken": {"id": piece, "type_id": token_type}}
-
-    first = [special(cls), {"Sequence": {"id": "A", "type_id": 0}}]
-    last = [{"Sequence": {"id": "B", "type_id": second}}, special(sep, second)]
-    ids = {cls: tokenizer.special.cls, sep: tokenizer.special.sep}
-    return {
-        "type": "TemplateProcessing",
-        "single": [*first, special(sep)],
-        "pair": [*first, *[special(sep)] * tokenizer.separators, *last],
-        "special_tokens": {
-            piece: {"id": piece, "ids": [number], "tokens": [piece]}
-            for piece, number in ids.items()
-        },
-    }
+    ids = pieces_of(spec)
+    return rows_of(tokenizer.roles, ids, tokenizer.separators, second=int(token_types))
 
 
 def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:

@@ -34,6 +34,11 @@ class Memory(NamedTuple):
     owner: str  # ``"this host"``, ``"NVIDIA H100 80GB HBM3"``
     total: int  # bytes that this process can have
     free: int
+    sharing: int = 1  # number of this process's devices that share it
+
+    def holds(self, size: int) -> bool:
+        """Returns whether `size` more bytes on each device fit."""
+        return size * self.sharing <= self.free
 
     def describe(self) -> str:
         """Returns ``"5.9 GiB of 16.0 GiB free"``."""
@@ -79,7 +84,7 @@ def device_memory() -> Memory | None:
 
     devices = jax.local_devices()
     if devices[0].platform == "cpu":
-        return host_memory()
+        return host_memory()._replace(sharing=len(devices))
     found = [
         Memory(
             device.device_kind, stats["bytes_limit"], stats["bytes_limit"] - stats["bytes_in_use"]

@@ -15,11 +15,16 @@ from bert_jax.text.special_rows import ROLE_SETTINGS
 
 ADDED_FILE: Final = "added_tokens.json"
 DECODER: Final = "added_tokens_decoder"
-_NAMED: Final = ("model_specific_special_tokens",)
-# Objects count, and the first list that is not empty. The last one is what special_tokens_map.json
-# calls additional_special_tokens; transformers 5 reads it after ``added_tokens.json``.
+# All objects count, and the first list that is not empty. The last one is the list
+# additional_special_tokens of special_tokens_map.json, which transformers 5 reads after
+# ``added_tokens.json``.
 LATE: Final = "additional_special_tokens of special_tokens_map.json"
-_LISTS: Final = ("extra_special_tokens", "additional_special_tokens", LATE)
+_LISTS: Final = (
+    "model_specific_special_tokens",
+    "extra_special_tokens",
+    "additional_special_tokens",
+    LATE,
+)
 _FLAGS: Final = ("single_word", "lstrip", "rstrip")
 
 
@@ -92,7 +97,7 @@ def _special(settings: Mapping[str, Any], source: str) -> Iterator[Any]:
     for name, value in settings.items():
         if name.endswith("_token") and name not in ROLE_SETTINGS and _content(value) is not None:
             yield value
-    lists = {name: settings[name] for name in (*_NAMED, *_LISTS) if settings.get(name)}
+    lists = {name: settings[name] for name in _LISTS if settings.get(name)}
     named = [name for name, values in lists.items() if isinstance(values, dict)]
     for name in [*named, *[name for name in lists if name not in named][:1]]:
         values = lists[name]

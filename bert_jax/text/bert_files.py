@@ -47,9 +47,9 @@ def own_wordpiece(
 ) -> WordPieceTokenizer | None:
     """Returns our own tokenizer if it runs every part of a pipeline, otherwise None.
 
-    For `final_sigma` see `WordSplitter`.
-    `spec` is complete, as the library writes it. It has no part beside those compared here: the
-    caller has read the rows of the post-processor, and the decoder changes no ids.
+    For `final_sigma` see `WordSplitter`. `spec` is complete, as the library writes it. It has no
+    part beside those compared here: the caller has read the rows of the post-processor, and the
+    decoder changes no ids.
     """
     model, normalizer = spec["model"], spec["normalizer"] or {}
     flags: list[Any] = [normalizer.get(name) for name in _FLAGS]

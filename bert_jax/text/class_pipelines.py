@@ -18,14 +18,14 @@ from bert_jax.text import pipeline_file
 from bert_jax.text.bert_files import BERT_CLASSES, LIBRARY_WORD_CHARACTERS, bert_parts
 from bert_jax.text.pipeline_file import Roles, Spec
 from bert_jax.text.pipeline_limits import parts_of
-from bert_jax.text.special_rows import ROLE_SETTINGS, adds_special, content_of
+from bert_jax.text.special_rows import ROLE_SETTINGS, adds_special, content_of, rows_of
 from bert_jax.text.vocabulary import SPECIAL_PIECES, SpecialPieces
 
 _PARTS: Final = ("normalizer", "pre_tokenizer", "model")
 _ROBERTA_PIECES: Final = SpecialPieces("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 _ALBERT_PIECES: Final = SpecialPieces("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
-# Text that shows the difference between two pipelines. None ends with a space: files of XLM-R from
-# different versions of transformers differ there, and the class decides.
+# Text that shows the difference between two pipelines. No text ends with a space: there, files of
+# XLM-R from different versions of transformers differ, and the class decides.
 _PROBES: Final = (
     "Élan naïve Größe ΟΔΟΣ İstanbul Mixed CASE cafe\u0301",
     "x1984 3.14 don't (a-b) U.S.A. _a_ $5 @user #tag e.g.,the;end",
@@ -39,7 +39,7 @@ _SAMPLE: Final = 400  # pieces of the vocabulary that are compared
 
 
 class _Family(NamedTuple):
-    """What a group of classes builds."""
+    """The parts and rows that a group of classes builds."""
 
     model: str
     pieces: SpecialPieces
@@ -69,8 +69,8 @@ def as_class(
     """Returns the pipeline that a class builds from the pieces of a file.
 
     Args:
-        stem: name of the class without its endings, such as ``Bert``. The pipelines of other
-            classes than those of `FAMILIES` stay.
+        stem: name of the class without its endings, such as ``Bert``. A class that is not in
+            `FAMILIES` changes nothing.
         settings: content of ``tokenizer_config.json``, with the class's defaults.
         spec: the file.
         roles: the special pieces.
@@ -162,24 +162,6 @@ def _probes(spec: Spec) -> Iterator[str]:
     yield "".join(words)
 
 
-def rows_of(roles: Roles, ids: Mapping[str, int], separators: int) -> dict[str, Any]:
-    """Returns the post-processor that writes our rows: ``[CLS] A [SEP] B [SEP]``."""
-
-    def sequence(*items: str) -> list[dict[str, Any]]:
-        kinds = {name: "Sequence" if name in "AB" else "SpecialToken" for name in items}
-        return [{kinds[name]: {"id": name, "type_id": 0}} for name in items]
-
-    cls, sep = roles.cls, roles.sep
-    return {
-        "type": "TemplateProcessing",
-        "single": sequence(cls, "A", sep),
-        "pair": sequence(cls, "A", *[sep] * separators, "B", sep),
-        "special_tokens": {
-            piece: {"id": piece, "ids": [ids[piece]], "tokens": [piece]} for piece in (cls, sep)
-        },
-    }
-
-
 def _wordpiece(settings: Mapping[str, Any], spec: Spec) -> Spec:
     chinese = settings.get("tokenize_chinese_chars")
     return bert_parts(
@@ -258,4 +240,4 @@ FAMILIES: Final[dict[str, _Family]] = {
     "Camembert": _Family("Unigram", _ROBERTA_PIECES, 2, _camembert),
     "Albert": _Family("Unigram", _ALBERT_PIECES, 1, _albert),
 }
-"""What each class builds, by its name without ``Tokenizer`` and ``Fast``."""
+"""The pipeline of each class, by its name without ``Tokenizer`` and ``Fast``."""

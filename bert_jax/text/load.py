@@ -9,12 +9,18 @@ from bert_jax.files.read import read_bytes, read_json_object, shown
 from bert_jax.text import library_settings, pipeline_file
 from bert_jax.text.added_tokens import ADDED_FILE, with_added_tokens
 from bert_jax.text.bert_files import LIBRARY_WORD_CHARACTERS, bert_parts, own_wordpiece
-from bert_jax.text.class_pipelines import FAMILIES, as_class, rows_of, with_defaults
+from bert_jax.text.class_pipelines import FAMILIES, as_class, with_defaults
 from bert_jax.text.library_tokenizer import PIPELINE_FILE, LibraryTokenizer
 from bert_jax.text.pipeline_file import Roles, Spec
 from bert_jax.text.roberta_files import MERGES_FILE, read_roberta_files
 from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
-from bert_jax.text.special_rows import ROLE_SETTINGS, content_of, find_roles, find_separators
+from bert_jax.text.special_rows import (
+    ROLE_SETTINGS,
+    content_of,
+    find_roles,
+    find_separators,
+    rows_of,
+)
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.vocabulary import PAD, find_special, read_vocabulary
 from bert_jax.text.wordpiece import MAX_WORD_CHARACTERS, VOCAB_FILE
@@ -104,7 +110,8 @@ def _load_pipeline(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
     if pipeline_file.model_of(found, str(path))["type"] == "WordPiece":
         found = pipeline_file.complete(found, str(path))
     spec = pipeline_file.check_spec(found, str(path))
-    if "type" not in settings:  # the library checks the types of all parts
+    # The library checks the types of all parts; `complete` has opened a WordPiece model.
+    if spec["model"]["type"] != "WordPiece" and "type" not in settings:
         pipeline_file.open_pipeline(spec, str(path))
     pipeline_file.marks_of(spec, str(path))  # no setting helps against a foreign pre-tokenizer
     library_settings.check_flags(settings, spec, str(path))

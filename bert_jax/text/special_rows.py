@@ -120,6 +120,34 @@ def adds_special(spec: Spec) -> bool:
     return not kinds.isdisjoint(("RobertaProcessing", "BertProcessing", "TemplateProcessing"))
 
 
+def rows_of(
+    roles: Roles, ids: Mapping[str, int], separators: int, *, second: int = 0
+) -> dict[str, Any]:
+    """Returns the post-processor that writes our rows: ``[CLS] A [SEP] B [SEP]``.
+
+    Args:
+        roles: the special pieces.
+        ids: ids of pieces.
+        separators: number of separators between the texts of a pair.
+        second: token type of the second text and of its last separator.
+    """
+    cls, sep = roles.cls, roles.sep
+
+    def piece(text: str, token_type: int = 0) -> dict[str, Any]:
+        return {"SpecialToken": {"id": text, "type_id": token_type}}
+
+    first = [piece(cls), {"Sequence": {"id": "A", "type_id": 0}}]
+    last = [{"Sequence": {"id": "B", "type_id": second}}, piece(sep, second)]
+    return {
+        "type": "TemplateProcessing",
+        "single": [*first, piece(sep)],
+        "pair": [*first, *[piece(sep)] * separators, *last],
+        "special_tokens": {
+            text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in (cls, sep)
+        },
+    }
+
+
 def _template(items: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a template as texts: ``["<s>", "A", "</s>"]``."""
     return [next(iter(item.values()))["id"] for item in items]

@@ -78,8 +78,8 @@ def read_vocabulary(path: epath.Path) -> list[str]:
 
     White space around a piece is dropped, as in google-research/bert. A piece of non-ASCII white
     space is kept, such as U+2028 in the Chinese vocabulary; no text is encoded as its id. Raises
-    UserError if the file is missing, empty or not UTF-8, or has a blank line between
-    others or a repeated piece.
+    UserError if the file is missing, empty or not UTF-8, or has a blank line before others or a
+    repeated piece.
     """
     lines = read_text(path).rstrip("\r\n").split("\n")
     if lines == [""]:

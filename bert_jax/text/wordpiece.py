@@ -80,8 +80,7 @@ class WordPieceTokenizer(Tokenizer):
 
         A longer word that begins with a new word also begins with its piece.
         """
-        rebuild, _ = self.__reduce__()
-        return rebuild([*self._vocabulary, *words])
+        return self._rebuild([*self._vocabulary, *words])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns text with joined continuations, without padding or spaces before punctuation."""
@@ -106,9 +105,13 @@ class WordPieceTokenizer(Tokenizer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the vocabulary and the settings without the cache, for worker processes."""
+        return self._rebuild, (self._vocabulary,)
+
+    @property
+    def _rebuild(self) -> functools.partial[WordPieceTokenizer]:
+        """Creates a tokenizer with these settings from a vocabulary."""
         settings = ("lower_case", "strip_accents", "chinese", "max_word_characters", "final_sigma")
-        rebuild = functools.partial(type(self), **{name: getattr(self, name) for name in settings})
-        return rebuild, (self._vocabulary,)
+        return functools.partial(type(self), **{name: getattr(self, name) for name in settings})
 
 
 def load_wordpiece(

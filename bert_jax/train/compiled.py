@@ -103,10 +103,7 @@ class StepMemory(NamedTuple):
     def shortage(self) -> str | None:
         """Returns a warning if the devices have too little free memory for the temporaries."""
         memory = device_memory()
-        if memory is None:
-            return None
-        sharing = jax.local_device_count() if jax.default_backend() == "cpu" else 1
-        if self.temporaries * sharing <= memory.free:
+        if memory is None or memory.holds(self.temporaries):
             return None
         return f"memory: {memory.owner} has {memory.describe()}. {self.describe()}"
 

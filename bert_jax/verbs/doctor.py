@@ -157,8 +157,6 @@ def _check_step_memory(config: RunConfig) -> Iterator[Finding]:
 
     Skips distillation, whose teacher may not be on this machine yet.
     """
-    import jax
-
     from bert_jax.objectives.train_section import LESS_MEMORY
     from bert_jax.parallel.memory import device_memory, in_gib
     from bert_jax.parallel.mesh import make_mesh
@@ -181,14 +179,13 @@ def _check_step_memory(config: RunConfig) -> Iterator[Finding]:
         return
     phase = max(phases, key=lambda phase: found[phase].peak)
     needs = found[phase]
-    sharing = jax.local_device_count() if jax.default_backend() == "cpu" else 1
     state = needs.parameters + needs.optimizer
     text = (
         f"a step of phase {phase} needs about {in_gib(needs.peak)} per device: {in_gib(state)} for "
         f"parameters and moments, {in_gib(needs.temporaries)} for activations and gradients. "
         f"Found {memory.describe()} on {memory.owner}"
     )
-    if needs.peak * sharing <= memory.free:
+    if memory.holds(needs.peak):
         yield ok("step", text)
     else:
         yield warn("step", f"{text}. {LESS_MEMORY}")
