@@ -6,20 +6,26 @@ Reads tables of questions: SWAG, CODAH, or a table with named columns.
 import csv
 import io
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.row_errors import OnError, RowError, RowErrors
+from bert_jax.data.row_errors import OnError, RowErrors
 from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
-from bert_jax.data.tables import Delimiter, TableRow, ragged, read_fields, read_table
+from bert_jax.data.tables import Delimiter
 from bert_jax.errors import SettingError, UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.read import is_whole
+from bert_jax.tasks.choice_table import (
+    ChoiceColumns,
+    ChoiceQuestion,
+    ChoiceTable,
+    numbers_of,
+    read_choices,
+)
 from bert_jax.tasks.family import (
     DataRequest,
     Encoded,
@@ -30,11 +36,9 @@ from bert_jax.tasks.family import (
     content_hash,
     count_notes,
     needs_labels,
-    no_rows,
     row_errors,
     task_heads,
 )
-from bert_jax.tasks.labels import UNKNOWN, canonical, number_of, unknown_label
 from bert_jax.text.tokenizer import Tokenizer
 
 # SWAG: data/train.csv of github.com/rowanz/swagaf. CODAH: data/full_data.tsv of
@@ -63,7 +67,8 @@ class MultipleChoiceSection(FilesSection):
     stem: str | None = None
     """Column with a text to prepend to every choice, such as SWAG's `sent2`."""
     choices: tuple[str, ...] | None = None
-    """Columns of the choices. A single column has lists of choices, as in HellaSwag."""
+    """Columns of the choices. A single column has lists of choices, as in HellaSwag. The lists may
+    differ in length, as in ARC."""
     label: str | None = None
     """Column of the correct choice."""
     id: str | None = None
@@ -75,8 +80,8 @@ class MultipleChoiceSection(FilesSection):
     header: bool = True
     """Whether the first line is a header. If not, the columns are named "0", "1", …"""
     label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
-    """Content of the column `label`: index, column or text of the correct choice. If it has other
-    names, list them in the order of the choices."""
+    """Content of the column `label`: index (from 0), column or text of the correct choice. If it
+    has other names, list them in the order of the choices, such as ["1", "2", "3"]."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -119,22 +124,38 @@ class MultipleChoiceSection(FilesSection):
         return self
 
     @property
-    def columns(self) -> "ChoiceColumns":
+    def columns(self) -> ChoiceColumns:
         """The columns to read."""
         found = {name: getattr(self, name) for name in ChoiceColumns._fields}
         return ChoiceColumns(**(found | _PRESETS.get(self.format, {})))
 
     def open(self, request: DataRequest) -> Family:
-        """Opens the tables. Raises UserError if a role has no file, or as `read_choices`."""
+        """Opens the tables.
+
+        Raises UserError if a role has no file, if labels may count from 0 or from 1, or as
+        `read_choices`.
+        """
         splits: dict[str, ChoiceSplit] = {}
+        tables: dict[str, ChoiceTable] = {}
         notes: list[str] = []
         for role in request.roles:
             path = request.source(self, role)
             in_memory = isinstance(path, MemoryTable)
             errors = RowErrors() if in_memory else row_errors(self.on_error, role)
-            questions = read_choices(path, self, labelled=needs_labels(role), errors=errors)
+            tables[role] = table = read_choices(
+                path,
+                self.columns,
+                delimiter=self.delimiter,
+                labelled=needs_labels(role),
+                errors=errors,
+            )
+            questions = table.questions
             splits[role] = split = ChoiceSplit(questions, request.tokenizer, request.max_length)
             notes += errors.note(path, kept=len(questions)) + count_notes(path, split.findings)
+            fewest, most = table.widths
+            if fewest < most:
+                notes.append(f"{path}: questions have {fewest} to {most} choices")
+        notes += self._check_numbers(tables)
         return Family(
             heads=task_heads("multiple_choice"),
             best_metric="accuracy",
@@ -144,26 +165,27 @@ class MultipleChoiceSection(FilesSection):
             write_official=_write_csv,
         )
 
+    def _check_numbers(self, tables: Mapping[str, ChoiceTable]) -> list[str]:
+        """Returns a note if no label is 0, since labels may count from 1.
 
-class ChoiceColumns(NamedTuple):
-    """Columns of a table; see `MultipleChoiceSection`."""
-
-    text: str
-    choices: tuple[str, ...]
-    label: str
-    stem: str | None = None
-    id: str | None = None
-    header: bool = True
-    label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
-
-
-class ChoiceQuestion(NamedTuple):
-    """A question with its choices."""
-
-    id: str | None
-    text: str
-    choices: tuple[str, ...]  # each begins with the stem
-    label: int | None
+        In a training set, raises UserError. A label 0 in one table shows how to read the others.
+        """
+        numbers = set[int]().union(*(table.numbers for table in tables.values()))
+        if self.format != "columns" or not numbers or min(numbers) < 1:
+            return []
+        most = max(table.widths[1] for table in tables.values())
+        error = UserError(
+            "choice.first_number",
+            "found labels from {found} on, but no 0. If they count from 0, set label_is: {zero}. "
+            "If they count from 1, set label_is: {one}.",
+            place="task.label",
+            found=min(numbers),
+            zero=numbers_of(most, first=0),
+            one=numbers_of(most, first=1),
+        )
+        if "train" in tables:
+            raise error
+        return [] if "input" in tables else [str(error)]
 
 
 class ChoiceSplit(Split):
@@ -174,13 +196,15 @@ class ChoiceSplit(Split):
     ) -> None:
         self._questions, self._tokenizer, self._max_length = questions, tokenizer, max_length
         self.examples, self.fingerprint = len(questions), content_hash(questions)
-        self._choices = len(questions[0].choices)
+        counts = np.array([len(question.choices) for question in questions])
+        self._choices = int(counts.max())
+        self._first = np.cumsum(counts) - counts  # index of each question's first choice
         self._texts = encode_ragged(tokenizer, (question.text for question in questions))
         self._endings = encode_ragged(
             tokenizer, itertools.chain.from_iterable(question.choices for question in questions)
         )
-        endings = np.diff(self._endings.offsets).reshape(-1, self._choices)
-        lengths = np.diff(self._texts.offsets) + endings.max(axis=1)
+        endings = np.maximum.reduceat(np.diff(self._endings.offsets), self._first)
+        lengths = np.diff(self._texts.offsets) + endings
         lengths += special_tokens(tokenizer, pair=True)
         self.lengths = np.minimum(lengths, max_length).astype(np.int32)
         self.findings = {
@@ -191,20 +215,26 @@ class ChoiceSplit(Split):
         }
 
     def row(self, index: int) -> Encoded:
-        """Returns one sequence ``[CLS] text [SEP] choice [SEP]`` per choice."""
-        text, first = self._texts[index].tolist(), index * self._choices
-        endings = [self._endings[at].tolist() for at in range(first, first + self._choices)]
+        """Returns one sequence ``[CLS] text [SEP] choice [SEP]`` per choice.
+
+        If other questions have more choices, the missing sequences are empty.
+        """
+        question = self._questions[index]
+        text, first, count = self._texts[index].tolist(), self._first[index], len(question.choices)
+        endings = [self._endings[at].tolist() for at in range(first, first + count)]
         ids, seconds, _ = zip(
             *(assemble(text, end, self._tokenizer, max_length=self._max_length) for end in endings),
             strict=True,
         )
-        label = self._questions[index].label
-        return Encoded(ids, seconds, {} if label is None else {"label": label})
+        missing = self._choices - count
+        targets = {} if question.label is None else {"label": question.label}
+        return Encoded([*ids, *[[]] * missing], [*seconds, *[0] * missing], targets)
 
     def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
         """Returns records with the predicted index and the probability of each choice."""
         records = []
         for index, (question, logits) in enumerate(zip(self._questions, reduced, strict=True)):
+            logits = logits[: len(question.choices)]
             weights = np.exp(logits.astype(np.float64) - np.max(logits))
             records.append(
                 {
@@ -232,159 +262,3 @@ def _write_csv(split: str, records: Sequence[Record], directory: Path) -> Sequen
     path = directory / f"{split}.csv"
     write_whole(path, text.getvalue())
     return [path]
-
-
-def read_choices(
-    path: Path | MemoryTable, section: MultipleChoiceSection, *, labelled: bool, errors: RowErrors
-) -> list[ChoiceQuestion]:
-    """Reads a table of questions. If `labelled` is set, every question must have a label.
-
-    Raises UserError if a column is missing, if the table is empty, or as `read_table`. Raises
-    RowError for a row with a wrong number of fields, an empty choice, or a missing or unknown
-    label.
-    """
-    columns = section.columns
-    required = [("task.text", columns.text), *(("task.choices", name) for name in columns.choices)]
-    required += [("task.stem", columns.stem), ("task.id", columns.id)]
-    required += [("task.label", columns.label)] if labelled else []
-
-    width: int | None = None  # number of choices in every row
-
-    def question(row: TableRow) -> ChoiceQuestion:
-        nonlocal width
-        row.require(required)
-        found = _question(row, columns)
-        width = width or len(found.choices)
-        if len(found.choices) != width:
-            raise RowError(
-                "choice.count",
-                "found {found} choices, allowed: {allowed}, as in the rows before",
-                place=row.place,
-                found=len(found.choices),
-                allowed=width,
-            )
-        if labelled and found.label is None:
-            raise RowError(
-                "choice.no_label", "found no label, allowed: one in each row", place=row.place
-            )
-        return found
-
-    table: Iterable[TableRow]
-    if isinstance(path, MemoryTable):
-        stem = [] if columns.stem is None else [columns.stem]
-        table = path.named([columns.text, *stem, *columns.choices])
-    elif columns.header:
-        table = read_table(path, delimiter=section.delimiter, errors=errors)
-    else:
-        table = _read_bare(path, section.delimiter, errors)
-    questions = errors.kept(table, question)
-    if not questions:
-        raise no_rows(path, errors)
-    return questions
-
-
-def _read_bare(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> Iterator[TableRow]:
-    """Yields the rows of a table without a header. Columns are named "0", "1", and so on."""
-    if path.suffix not in (".csv", ".tsv"):
-        raise UserError(
-            "choice.header",
-            "found {found} with header: false, allowed: .csv, .tsv",
-            place=path,
-            found=path.suffix or "no suffix",
-        )
-    width = None
-    for line, fields in read_fields(path, delimiter=delimiter, errors=errors):
-        width = width or len(fields)
-        if len(fields) != width:
-            like = "the first line"
-            errors.refuse(ragged(path, line, found=len(fields), allowed=width, like=like))
-            continue
-        values = {str(number): field for number, field in enumerate(fields)}
-        yield TableRow(path, line, values, values)
-
-
-def _question(row: TableRow, columns: ChoiceColumns) -> ChoiceQuestion:
-    names, choices = columns.choices, tuple[str, ...]()
-    if names[1:]:
-        choices = tuple(row.text(name) for name in names)
-    else:
-        choices, names = _listed(row, names[0])
-    for name, choice in zip(names, choices, strict=True):
-        if not choice.strip():
-            raise RowError(
-                "choice.empty",
-                'found an empty "{column}", allowed: {choices} choices in every row',
-                place=row.place,
-                column=name,
-                choices=len(choices),
-            )
-    stem = f"{row.text(columns.stem)} " if columns.stem else ""
-    label = row.values.get(columns.label)
-    if columns.label_is == "index" and number_of(label) == UNKNOWN:
-        label = None  # a test set of `datasets`
-    used = (columns.text, columns.stem, columns.label, *columns.choices)
-    own = row.values.get(columns.id or "id") if columns.id or "id" not in used else None
-    return ChoiceQuestion(
-        id=None if own is None else str(own),
-        text=row.text(columns.text),
-        choices=tuple(f"{stem}{choice}".strip() for choice in choices),
-        label=None if label in (None, "") else _label(row, label, choices, columns, names),
-    )
-
-
-def _listed(row: TableRow, column: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the choices in a column of lists, and their names.
-
-    ``{"text": ["x", "y"], "label": ["A", "B"]}``, as in ARC, names them A and B. The choices of a
-    plain list are named by their numbers.
-    """
-    found: Any = row.values[column]
-    texts: Any = found.get("text") if isinstance(found, dict) else found
-    names: Any = found.get("label") if isinstance(found, dict) else None
-    is_list = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-    if not is_list or len(texts) < 2 or (names is not None and len(names) != len(texts)):
-        raise RowError(
-            "choice.list",
-            'column "{column}": found {found:.60}, allowed: a list of two or more texts',
-            place=row.place,
-            column=column,
-            found=repr(found),
-        )
-    return tuple(texts), tuple(map(str, names or range(len(texts))))
-
-
-def _label(
-    row: TableRow,
-    found: Any,
-    choices: tuple[str, ...],
-    columns: ChoiceColumns,
-    own_names: tuple[str, ...],
-) -> int:
-    """Returns the index of a label. `own_names` are the columns or names of the row's choices."""
-    # pandas stores whole numbers as 1.0 if some are missing.
-    label = canonical(str(found).strip()) if columns.label_is == "index" else str(found)
-    names = {
-        "index": tuple(str(number) for number in range(len(choices))),
-        "column": own_names,
-        "text": choices,
-    }
-    kind = columns.label_is
-    numbered = all(map(is_whole, own_names))  # a number is then the name of a choice
-    if kind == "index" and not columns.choices[1:] and (numbered or label in own_names):
-        kind = "column"  # the row names its choices
-    allowed = names[kind] if isinstance(kind, str) else kind
-    if allowed.count(label) == 1:
-        return allowed.index(label)
-    place = f'{row.place}: column "{columns.label}"'
-    if label in allowed:
-        raise RowError(
-            "choice.label_ambiguous",
-            'found the label "{found}", which is the text of {times} choices, allowed: the text of '
-            "one choice",
-            place=place,
-            found=label,
-            times=allowed.count(label),
-        )
-    others = [other for other, texts in names.items() if label in texts]
-    hint = f"; did you mean label_is: {others[0]}?" if others else None
-    raise unknown_label(label, allowed, place=place, hint=hint)

@@ -36,7 +36,8 @@ _PLACES: Final = ("line", "lines", "whole_text")
 class Encoded(NamedTuple):
     """One row before padding.
 
-    Multiple choice has one sequence per choice, other tasks have one sequence.
+    Multiple choice has one sequence per choice, other tasks have one sequence. All rows of a split
+    have the same number of sequences, of which the last ones may be empty.
     """
 
     sequences: Sequence[Sequence[int]]  # ids with [CLS] and [SEP]

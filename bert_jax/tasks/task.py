@@ -117,7 +117,7 @@ class FinetuneTask:
         return cross_entropy(found[:, None], batch["label"][:, None]).loss[:, 0]
 
 
-# Logit of padding positions, which must never be an answer.
+# Logit of padding positions and missing choices, which must never be an answer.
 NO_POSITION = -1e9
 
 
@@ -144,4 +144,8 @@ def logits(model: EncoderModel, batch: Batch, *, dropout_key: jax.Array | None) 
     hidden = model.hidden(flat, queries_BQ=queries, dropout_key=dropout_key)
     # Subkeys 0 and 1 belong to the encoder.
     found = model.task_logits(hidden, flat["segment_ids"], dropout_key=subkey(dropout_key, 2))
-    return found.reshape(shape[:-1]) if len(shape) == 3 else found
+    if len(shape) < 3:
+        return found
+    # Questions with fewer choices than others have empty ones.
+    exists = (batch["segment_ids"] > 0).any(axis=-1)
+    return jnp.where(exists, found.reshape(shape[:-1]), NO_POSITION)

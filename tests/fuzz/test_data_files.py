@@ -21,7 +21,8 @@ from bert_jax.pipelines.cleaning.contamination import evaluation_texts
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.readers.wikipedia_xml import wikitext_paragraphs
 from bert_jax.pipelines.sources.sources import iter_text
-from bert_jax.tasks.choice import MultipleChoiceSection, read_choices
+from bert_jax.tasks.choice import MultipleChoiceSection
+from bert_jax.tasks.choice_table import read_choices
 from bert_jax.tasks.glue.files import read_glue
 from bert_jax.tasks.labels import Labelling, number_of
 from bert_jax.tasks.squad.file import read_squad
@@ -97,7 +98,7 @@ def read_both_choices(path: Path) -> None:
         names = ("startphrase", "e0", "e1", "label") if header else ("0", "1", "2", "3")
         columns = {"text": names[0], "choices": names[1:3], "label": names[3]}
         section = MultipleChoiceSection.model_validate(columns | {"header": header})
-        read_choices(path, section, labelled=False, errors=RowErrors())
+        read_choices(path, section.columns, labelled=False, errors=RowErrors())
 
 
 def read_questions(path: Path) -> None:

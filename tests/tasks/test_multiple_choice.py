@@ -82,11 +82,12 @@ def test_a_column_of_lists_has_the_choices(
     target: int,
 ) -> None:
     path = tmp_path / f"rows.{suffix}"
-    row = {"q": "the old dog", "c": choices, "y": label}
+    first = label if settings or isinstance(choices, dict) else type(label)(0)
+    rows = [{"q": "the old dog", "c": choices, "y": each} for each in (label, first)]
     if suffix == "jsonl":
-        path.write_text(json.dumps(row))
+        path.write_text("\n".join(map(json.dumps, rows)))
     else:
-        pq.write_table(pa.Table.from_pylist([row]), path)
+        pq.write_table(pa.Table.from_pylist(rows), path)
     request = DataRequest(tokenizer, max_length=32, seed=0, roles=("train",))
     section = MultipleChoiceSection(train=str(path), **LISTS | settings)
     row = section.open(request).splits["train"].row(0)
@@ -98,7 +99,6 @@ def test_a_column_of_lists_has_the_choices(
     [
         ({"c": "saw"}, "choice.list", {"column": "c", "found": "'saw'"}),
         ({"c": ["saw"]}, "choice.list", {"found": "['saw']"}),
-        ({"c": ["saw", "mill", "dog"]}, "choice.count", {"found": 3, "allowed": 2}),
         ({"c": ["saw", ""]}, "choice.empty", {"column": "1"}),
         ({"y": 2}, "label.unknown", {"found": "2", "allowed": ["0", "1"]}),
         ({"y": -1}, "choice.no_label", {}),
@@ -168,7 +168,11 @@ def test_the_right_choice_has_four_notations(
             {},
             LABEL,
             "label.unknown",
-            {"found": "3", "allowed": ["0", "1", "2"], "hint": ""},
+            {
+                "found": "3",
+                "allowed": ["0", "1", "2"],
+                "hint": '; if labels count from 1, set label_is: ["1", "2", "3"]',
+            },
         ),
         (
             f"{HEADER}\na,b,c,d,y\n",
@@ -247,3 +251,64 @@ def test_a_number_is_the_name_of_a_choice_if_all_names_are_numbers(
     assert [train.row(at).targets["label"] for at in (0, 1)] == [2, 0]
     with refuses("label.unknown", found="0"):
         open_labels(1, 0)
+
+
+def test_questions_may_differ_in_their_number_of_choices(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    questions = [
+        ({"text": ["saw", "dogs", "in"], "label": ["A", "B", "C"]}, "C"),
+        ({"text": ["saw", "dog", "in", "mill"], "label": ["1", "2", "3", "4"]}, "4"),
+    ]
+    rows = [{"q": "the", "c": choices, "y": label} for choices, label in questions]
+    content = "".join(f"{json.dumps(row)}\n" for row in rows)
+    family = open_file(tokenizer, tmp_path, content, name="arc.jsonl", **LISTS)
+    split = family.splits["train"]
+    first, second = split.row(0), split.row(1)
+    assert [len(ids) for ids in first.sequences] == [5, 6, 5, 0]
+    assert [len(ids) for ids in second.sequences] == [5] * 4
+    assert (list(first.seconds), split.lengths.tolist()) == ([3, 3, 3, 0], [6, 5])
+    assert (first.targets, second.targets) == ({"label": 2}, {"label": 3})
+    found, _ = predict(split, [[0, 0, np.log(2), -1e9], [0, 0, 0, 0]])
+    assert found["probabilities"] == pytest.approx([0.25, 0.25, 0.5])
+    assert f"{tmp_path}/arc.jsonl: questions have 3 to 4 choices" in family.notes
+    with refuses("label.unknown", found="D", allowed=["A", "B", "C"]):
+        rows = [{**row, "c": row["c"]["text"], "y": "D"} for row in rows]
+        content = "".join(f"{json.dumps(row)}\n" for row in rows)
+        names = ("A", "B", "C", "D")
+        open_file(tokenizer, tmp_path, content, name="arc.jsonl", **LISTS, label_is=names)
+
+
+@pytest.mark.parametrize("labels", [(1, 2), (1, 1), (2, 3, 1)])
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_labels_without_0_need_a_setting(
+    tokenizer: Tokenizer, tmp_path: Path, labels: tuple[int, ...], on_error: str
+) -> None:
+    if on_error == "stop" and 3 in labels:
+        return  # the row with the 3 is refused
+    rows = "".join(f"the,dog,river,mill,{label}\n" for label in labels)
+    text = f"{HEADER}\n{rows}"
+
+    def targets(content: str, **settings: Any) -> list[Any]:
+        family = open_file(tokenizer, tmp_path, content, **THREE, **settings)
+        split = family.splits["train"]
+        return [split.row(at).targets["label"] for at in range(split.examples)]
+
+    zero, one = '["0", "1", "2"]', '["1", "2", "3"]'
+    with refuses("choice.first_number", place="task.label", zero=zero, one=one):
+        targets(text, on_error=on_error)
+    assert targets(text, label_is=("1", "2", "3")) == [label - 1 for label in labels]
+    counted = [label for label in labels if label < 3]
+    assert targets(text, label_is=("0", "1", "2"), on_error="skip") == counted
+    assert targets(f"{text}the,dog,river,mill,0\n", on_error="skip") == [*counted, 0]
+
+
+def test_a_dev_set_without_0_is_noted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    train, dev = tmp_path / "train.csv", tmp_path / "dev.csv"
+    train.write_text(f"{HEADER}\nthe,dog,river,mill,0\n")
+    dev.write_text(f"{HEADER}\nthe,dog,river,mill,1\n")
+    section = MultipleChoiceSection(train=str(train), dev=str(dev), **THREE)
+    request = DataRequest(tokenizer, max_length=32, seed=0, roles=("train", "dev"))
+    assert section.open(request).notes == ()
+    (note,) = section.open(request._replace(roles=("dev",))).notes
+    assert '["1", "2", "3"]' in note

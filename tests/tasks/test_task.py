@@ -153,6 +153,28 @@ def test_a_loss_is_pytorchs_mean_over_real_rows(kind: str) -> None:
     assert float(value) == pytest.approx(float(wanted), rel=1e-5)
 
 
+def test_missing_choices_have_no_probability() -> None:
+    task = task_of(task="multiple_choice")
+    label = np.asarray([0, 2, 1, 2, 0, 0], np.int32)
+    full = batch_of(choices=4, label=label)
+    fewer = full | {name: full[name].at[:, 3].set(0) for name in ("input_ids", "segment_ids")}
+    graphdef = define_model(task.build).graphdef
+
+    @jax.jit
+    def compute(params: Any, batch: Any) -> Any:
+        model = nnx.merge(graphdef, params)
+        return loss_of(task, model, batch)[0], logits(model, batch, dropout_key=None)
+
+    params = random_params(task)
+    _, scores = compute(params, full)
+    loss, found = compute(params, fewer)
+    np.testing.assert_allclose(found[:, :3], scores[:, :3], rtol=1e-6)
+    wanted = functional.cross_entropy(
+        torch.tensor(np.asarray(scores))[:-1, :3], torch.tensor(label).long()[:-1]
+    )
+    assert float(loss) == pytest.approx(float(wanted), rel=1e-5)
+
+
 def test_microbatch_losses_add_up_to_the_batch() -> None:
     task, batch = TOKENS, batch_of(labels=PIECES)
     graphdef = define_model(task.build).graphdef
