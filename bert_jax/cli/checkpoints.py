@@ -23,7 +23,7 @@ from bert_jax.errors import UserError
     "--uncased/--cased",
     "lower_case",
     default=None,
-    help="Casing of a vocab.txt or an ALBERT *.model without a tokenizer_config.json.",
+    help="Casing of a vocab.txt without a tokenizer_config.json, or of ALBERT's spiece.model.",
 )
 @base.force_option
 @base.verb
@@ -31,8 +31,8 @@ from bert_jax.errors import UserError
 def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     """Read another program's checkpoint: SOURCE → RUN_DIR.
 
-    SOURCE is a directory of Hugging Face, sentence-transformers or google-research (bert, albert,
-    electra), or a model on a hub: google-bert/bert-base-uncased[@REVISION].
+    SOURCE is a directory of Hugging Face, sentence-transformers or google-research/bert, or a model
+    on a hub: google-bert/bert-base-uncased[@REVISION].
     """
     from rich.console import Console
 
@@ -50,7 +50,7 @@ def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     default="hf",
     show_default=True,
     help="Hugging Face (with sentence-transformers' files for sentence embeddings), "
-    "google-research (TensorFlow 1: bert, albert, electra) or StableHLO.",
+    "google-research/bert (TensorFlow 1) or StableHLO.",
 )
 @click.option(
     "--as",

@@ -14,7 +14,7 @@ from bert_jax.interop.sentence_transformers import (
     is_sentence_transformers,
     read_sentence_transformers,
 )
-from bert_jax.interop.sentencepiece_file import find_albert_model, read_albert_model
+from bert_jax.interop.sentencepiece_file import read_albert_model
 from bert_jax.interop.sources import no_directory
 from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.interop.tf_checkpoint import is_tf, read_tf
@@ -36,8 +36,8 @@ def read_checkpoint(
     Args:
         source: directory of the checkpoint, or the prefix of a TensorFlow checkpoint's files.
         tokenizer: tokenizer directory, for a checkpoint without a tokenizer.
-        lower_case: whether to lower-case text, for a vocab.txt or ALBERT's SentencePiece model
-            without tokenizer_config.json.
+        lower_case: whether to lower-case text, for a vocab.txt without tokenizer_config.json, or
+            ALBERT's SentencePiece model.
 
     Raises:
         UserError: if there is no readable checkpoint, or a tensor does not fit the configuration.
@@ -48,9 +48,6 @@ def read_checkpoint(
     given: Tokenizer | None = None
     if tokenizer is not None:
         given = load_tokenizer(tokenizer)
-    elif is_tf(source) and (pieces := find_albert_model(directory)) is not None:
-        found = read_tf(source, tokenizer=read_albert_model(pieces, lower_case=lower_case))
-        return found._replace(files=(*found.files, pieces))
     elif lower_case is not None:
         if is_sentence_transformers(directory):
             directory = encoder_directory(directory)
@@ -64,7 +61,7 @@ def read_checkpoint(
     raise UserError(
         "import.no_checkpoint",
         "found no checkpoint, allowed: a directory from Hugging Face (config.json and "
-        "model.safetensors) or google-research/bert, albert or electra (*.index and *.data-*)",
+        "model.safetensors) or google-research/bert (*.index and *.data-*)",
         place=source,
     )
 

@@ -9,11 +9,9 @@ from google.protobuf.message import DecodeError
 
 from bert_jax.data.google_bert.tf_example import message_classes
 from bert_jax.errors import UserError
-from bert_jax.files.read import read_bytes, read_json_object
-from bert_jax.text.library_tokenizer import PIPELINE_FILE, LibraryTokenizer, read_pipeline
-from bert_jax.text.sentence_piece import MODEL_FILE, WORD_START
-from bert_jax.text.tokenizer import CONFIG_FILE
-from bert_jax.text.wordpiece import VOCAB_FILE
+from bert_jax.files.read import read_bytes
+from bert_jax.text.library_tokenizer import LibraryTokenizer, read_pipeline
+from bert_jax.text.sentence_piece import WORD_START
 
 UNIGRAM: Final = 1
 BPE: Final = 2
@@ -56,32 +54,16 @@ def parse_model(model: bytes) -> Any:
     return _MODEL.FromString(model)
 
 
-def find_albert_model(directory: Path) -> Path | None:
-    """Returns ALBERT's SentencePiece model, or None if a directory has other tokenizer files.
-
-    It has no fixed name: ``30k-clean.model``.
-    """
-    others = (VOCAB_FILE, PIPELINE_FILE, MODEL_FILE)
-    found = sorted(directory.glob("*.model"))
-    return (
-        found[0] if len(found) == 1 and not any((directory / n).exists() for n in others) else None
-    )
-
-
-def read_albert_model(path: Path, *, lower_case: bool | None = None) -> LibraryTokenizer:
+def read_albert_model(path: Path, *, lower_case: bool) -> LibraryTokenizer:
     """Returns the tokenizer of google-research/albert for a SentencePiece model.
 
     Args:
         path: the model.
-        lower_case: whether text is lower-cased. Default: `do_lower_case` in the directory's
-            tokenizer_config.json.
+        lower_case: whether text is lower-cased.
 
     Raises:
-        UserError: the casing is unknown, or the file is no unigram model with ALBERT's special
-            pieces.
+        UserError: the file is no unigram model with ALBERT's special pieces.
     """
-    if lower_case is None:
-        lower_case = _recorded_casing(path)
     try:
         model = parse_model(read_bytes(epath.Path(path)))
     except DecodeError:
@@ -95,19 +77,6 @@ def read_albert_model(path: Path, *, lower_case: bool | None = None) -> LibraryT
             place=path,
         )
     return read_pipeline(_pipeline(model, lower_case=lower_case), _SETTINGS, source=str(path))
-
-
-def _recorded_casing(path: Path) -> bool:
-    config = path.parent / CONFIG_FILE
-    found = read_json_object(epath.Path(config)).get("do_lower_case") if config.exists() else None
-    if isinstance(found, bool):
-        return found
-    raise UserError(
-        "tokenizer.model_casing",
-        "its casing is unknown. Use --uncased or --cased, or add tokenizer_config.json with "
-        '{{"do_lower_case": true}} or false. Released ALBERT models are uncased.',
-        place=path,
-    )
 
 
 def _pipeline(model: Any, *, lower_case: bool) -> dict[str, Any]:

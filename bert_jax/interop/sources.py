@@ -19,7 +19,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
 from bert_jax.places import MODELS
 
-CONFIGS: Final = ("config.json", "bert_config.json", "albert_config.json")
+CONFIGS: Final = ("config.json", "bert_config.json")
 """Configurations of other programs' checkpoints."""
 MODULES: Final = "modules.json"
 """The list of modules of sentence-transformers."""
@@ -151,7 +151,7 @@ def is_checkpoint(source: str | os.PathLike[str]) -> bool:
 
 
 def _is_tf(directory: Path) -> bool:
-    # ELECTRA's checkpoints have no configuration.
+    # If the configuration is missing, the import says so.
     return bool(_matching(directory, _TF_WEIGHTS[:1]))
 
 

@@ -1,6 +1,6 @@
-"""Reads and writes TensorFlow checkpoints of google-research/bert, albert and electra.
+"""Reads and writes TensorFlow checkpoints of google-research/bert.
 
-The files are ``NAME.index``, ``NAME.data-*``, a configuration and a tokenizer.
+The files are ``NAME.index``, ``NAME.data-*``, a configuration and a vocabulary.
 """
 
 import json
@@ -11,18 +11,24 @@ from typing import Final
 import numpy as np
 from etils import epath
 
-from bert_jax.encoders.google_format import (
+from bert_jax.encoders.bert.google import (
+    CHECKPOINT,
+    CONFIG,
     GLOBAL_STEP,
-    KINDS,
+    HEADS,
+    IGNORED,
+    LAYER_NORM_EPS,
     MU,
     NU,
     OUTPUT_BIAS,
     OUTPUT_WEIGHTS,
-    SCOPES,
     SQUAD,
-    GoogleFormat,
+    TASKS,
+    config_of,
+    names,
+    read_config,
 )
-from bert_jax.encoders.registry import encoder_module
+from bert_jax.encoders.bert.section import ACTIVATIONS, BertArchitecture
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.interop.tensor_conversion import (
@@ -44,7 +50,7 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 
 # File in which TensorFlow looks up the newest checkpoint of a directory.
 _STATE: Final = "checkpoint"
-_POOLER: Final = SCOPES["pooler"]
+_POOLER: Final = HEADS["pooler"]
 
 
 def is_tf(path: epath.PathLike) -> bool:
@@ -55,62 +61,48 @@ def is_tf(path: epath.PathLike) -> bool:
 
 
 def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer, with_moments: bool = True) -> Pretrained:
-    """Reads a checkpoint of google-research/bert, albert or electra with all of its heads.
+    """Reads a checkpoint of google-research/bert with all of its heads.
 
     ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
 
-    The path is the prefix of the checkpoint's files, or a directory with one checkpoint. The names
-    of the variables determine the encoder, and its configuration must be in the same directory. A
-    checkpoint of `run_classifier.py` does not name its outputs, so they are called LABEL_0,
-    LABEL_1, …, as in Hugging Face transformers. If the checkpoint has Adam's moments and the global
-    step, the model has them too; `with_moments` determines whether the moments are read. Of
-    ELECTRA, the discriminator is read.
+    The path is the prefix of the checkpoint's files, or a directory with one checkpoint. Its
+    `bert_config.json` must be in the same directory. A checkpoint of `run_classifier.py` does not
+    name its outputs, so they are called LABEL_0, LABEL_1, …, as in Hugging Face transformers. If
+    the checkpoint has Adam's moments and the global step, the model has them too; `with_moments`
+    determines whether the moments are read.
 
     Raises:
         UserError: if a file is missing or damaged, the configuration contradicts the vocabulary or
             the tensors, or a tensor is missing, unknown, of another shape or of another type.
     """
     source = TfBundle(path)
-    format = _recognise(source)
-    config = epath.Path(source.path).parent / format.config
-    shapes = {name: spec.shape for name, spec in source.specs.items()}
-    architecture = format.read(config, shapes, tokenizer.vocab_size)
-    if architecture.vocab_size < tokenizer.vocab_size:
-        raise UserError(
-            "import.vocab_size",
-            "found {found}, but the tokenizer has {pieces} pieces",
-            place=f"{source.path}: vocab_size",
-            found=architecture.vocab_size,
-            pieces=tokenizer.vocab_size,
-        )
-    heads = _find_heads(source, format)
-    ours, placements = _placements(format, architecture, heads)
+    config = epath.Path(source.path).parent / CONFIG
+    architecture = read_config(config, pieces=tokenizer.vocab_size)
+    heads = _find_heads(source)
+    ours, placements = _placements(architecture, heads)
     moments = {
         each.name + suffix: "one of Adam's moments, which are read after the parameters"
         for each in placements
         for suffix in (MU, NU)
     }
-    ignored = {**format.ignored, **(moments if format.has_moments else {})}
-    reasons = {name: reason_to_ignore(name, format.ignored) for name in source.specs}
-    with_moments = with_moments and format.has_moments
+    reasons = {name: reason_to_ignore(name, IGNORED) for name in source.specs}
     return Pretrained(
         architecture,
         heads,
-        read_params(source, placements, ours, ignored=ignored),
+        read_params(source, placements, ours, ignored=IGNORED | moments),
         tokenizer,
         moments=_read_moments(source, _trained(placements, heads), ours) if with_moments else None,
         step=_read_global_step(source),
-        files=(*([Path(config)] if config.exists() else []), *source.files),
+        files=(Path(config), *source.files),
         ignored={name: reason for name, reason in reasons.items() if reason is not None},
-        notes=_notes(config, architecture),
     )
 
 
 def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
-    """Writes a checkpoint for google-research/bert, albert or electra.
+    """Writes a checkpoint for google-research/bert.
 
-    The tokenizer's casing is stored in tokenizer_config.json; the repositories have a flag for it.
-    If the model has moments, `run_pretraining.py` of BERT and ALBERT resumes with them.
+    The tokenizer's casing is stored in tokenizer_config.json; google-research/bert has a flag for
+    it. If the model has moments, `run_pretraining.py` resumes with them.
 
     Args:
         directory: existing directory.
@@ -121,67 +113,36 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
             TensorFlow is not installed, or the directory cannot be written to.
     """
     root = epath.Path(directory)
-    format = google_format(model.architecture)
-    _check_expressible(format, model.architecture, model.heads, model.tokenizer)
-    _, placements = _placements(format, model.architecture, model.heads)
-    write_bundle(root / format.checkpoint, _tensors(format, placements, model))
-    write_whole(root / _STATE, f'model_checkpoint_path: "{format.checkpoint}"\n'.encode())
+    architecture = _check_expressible(model)
+    _, placements = _placements(architecture, model.heads)
+    write_bundle(root / CHECKPOINT, _tensors(placements, model))
+    write_whole(root / _STATE, f'model_checkpoint_path: "{CHECKPOINT}"\n'.encode())
     model.tokenizer.save(root)
-    values = format.configuration(model.architecture)
-    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
-    write_whole(root / format.config, text.encode())
-
-
-def google_format(architecture: EncoderArchitecture) -> GoogleFormat:
-    """Returns the format of an encoder. Raises UserError if it has none."""
-    if architecture.kind in KINDS:
-        return encoder_module(architecture.kind, "google").FORMAT
-    raise UserError(
-        "export.encoder",
-        "found {found}, allowed with --to tf: {allowed}. Use --to hf.",
-        place="model.kind",
-        found=architecture.kind,
-        allowed=list(KINDS),
-    )
-
-
-def _recognise(source: TfBundle) -> GoogleFormat:
-    """Returns the format of a checkpoint by the names of its variables."""
-    formats = [encoder_module(kind, "google").FORMAT for kind in reversed(KINDS)]
-    return next(each for each in formats if any(map(each.recognise, source.specs)))
-
-
-def _notes(config: epath.Path, architecture: EncoderArchitecture) -> tuple[str, ...]:
-    if config.exists():
-        return ()
-    heads = architecture.num_attention_heads
-    return (
-        f"found no {config.name}: the shapes of the variables determine the sizes. They do not "
-        f"show the number of attention heads: assumed {heads}, as in google-research/electra",
-    )
+    text = json.dumps(config_of(architecture), indent=2, sort_keys=True) + "\n"
+    write_whole(root / CONFIG, text.encode())
 
 
 def _placements(
-    format: GoogleFormat, architecture: EncoderArchitecture, heads: HeadsSection
+    architecture: EncoderArchitecture, heads: HeadsSection
 ) -> tuple[Params, Sequence[Placement]]:
     """Returns the shapes of our parameters, and a placement for each TensorFlow variable."""
     definition = definition_of(architecture, heads)
-    rules = format.names(heads.task)
-    return definition.params, expand(rules, definition, vocab_size=architecture.vocab_size)
+    return definition.params, expand(
+        names(heads.task), definition, vocab_size=architecture.vocab_size
+    )
 
 
-def _find_heads(source: TfBundle, format: GoogleFormat) -> HeadsSection:
+def _find_heads(source: TfBundle) -> HeadsSection:
     """Returns every head with at least one tensor. `read_params` then requires all its tensors."""
 
     def has(prefix: str) -> bool:
         return any(name.startswith(prefix) for name in source.specs)
 
-    found = {head: has(scope) for head, scope in format.heads.items()}
+    found = {head: has(scope) for head, scope in HEADS.items()}
     outputs = [
         source.specs[name].shape for name in (OUTPUT_WEIGHTS, OUTPUT_BIAS) if name in source.specs
     ]
-    outputs = outputs if "sequence_classification" in format.tasks else []
-    squad = "question_answering" in format.tasks and has(SQUAD)
+    squad = has(SQUAD)
     if outputs and squad:
         raise UserError(
             "import.two_task_heads",
@@ -196,10 +157,9 @@ def _find_heads(source: TfBundle, format: GoogleFormat) -> HeadsSection:
             place=source.path,
         )
     return HeadsSection(
-        pooler=found.get("pooler", False) or found.get("next_sentence", False) or bool(outputs),
-        mlm=found.get("mlm", False),
-        next_sentence=found.get("next_sentence", False),
-        replaced_tokens=found.get("replaced_tokens", False),
+        pooler=found["pooler"] or found["next_sentence"] or bool(outputs),
+        mlm=found["mlm"],
+        next_sentence=found["next_sentence"],
         task="sequence_classification" if outputs else "question_answering" if squad else None,
         labels=tuple(f"LABEL_{index}" for index in range(outputs[0][0])) if outputs else (),
         problem="single_label" if outputs else None,
@@ -253,10 +213,10 @@ def _read_global_step(source: TfBundle) -> int | None:
 
 
 def _tensors(
-    format: GoogleFormat, placements: Sequence[Placement], model: Pretrained
+    placements: Sequence[Placement], model: Pretrained
 ) -> Iterator[tuple[str, np.ndarray]]:
     yield from their_tensors(model.params, placements)
-    if model.moments is not None and format.has_moments:
+    if model.moments is not None:
         trained = _trained(placements, model.heads)
         yield from their_tensors(model.moments.mu, _suffixed(trained, MU))
         yield from their_tensors(model.moments.nu, _suffixed(trained, NU))
@@ -264,41 +224,44 @@ def _tensors(
         yield GLOBAL_STEP, np.asarray(model.step, np.int64)
 
 
-def _check_expressible(
-    format: GoogleFormat,
-    architecture: EncoderArchitecture,
-    heads: HeadsSection,
-    tokenizer: Tokenizer,
-) -> None:
-    """Raises UserError for settings that the repository would silently ignore."""
+def _check_expressible(model: Pretrained) -> BertArchitecture:
+    """Raises UserError for settings that google-research/bert would silently ignore."""
+    architecture, heads, tokenizer = model.architecture, model.heads, model.tokenizer
+    if not isinstance(architecture, BertArchitecture):
+        raise UserError(
+            "export.encoder",
+            "found {found}, allowed with --to tf: bert. Use --to hf.",
+            place="model.kind",
+            found=architecture.kind,
+        )
 
     def refuse(key: str, found: object, allowed: Sequence[object]) -> UserError:
         return UserError(
             "export.not_in_google",
-            "found {found}, allowed in {repository}: {allowed}",
+            "found {found}, allowed in google-research/bert: {allowed}",
             place=key,
             found=found,
-            repository=format.repository,
             allowed=allowed,
         )
 
-    for setting, found, allowed in format.limits(architecture):
-        if found not in allowed:
+    for setting, allowed in (
+        ("hidden_act", list(ACTIVATIONS.values())),
+        ("layer_norm_eps", [LAYER_NORM_EPS]),
+    ):
+        if (found := getattr(architecture, setting)) not in allowed:
             raise refuse(f"model.architecture.{setting}", found, allowed)
-    if heads.of_pretraining - set(format.heads):
-        raise refuse("model.heads", sorted(heads.of_pretraining), sorted(format.heads))
-    if heads.task is not None and heads.task not in format.tasks:
-        raise refuse("model.heads.task", heads.task, list(format.tasks) or ["no task"])
+    if heads.of_pretraining - set(HEADS):
+        raise refuse("model.heads", sorted(heads.of_pretraining), sorted(HEADS))
+    if heads.task is not None and heads.task not in TASKS:
+        raise refuse("model.heads.task", heads.task, list(TASKS))
     if heads.problem not in (None, "single_label"):
         raise refuse("model.heads.problem", heads.problem, ["single_label"])
-    if not isinstance(tokenizer, format.tokenizers):
-        allowed = [each.__name__ for each in format.tokenizers]
-        raise refuse("tokenizer", type(tokenizer).__name__, allowed)
     if not isinstance(tokenizer, WordPieceTokenizer):
-        return
+        raise refuse("tokenizer", type(tokenizer).__name__, [WordPieceTokenizer.__name__])
     if not tokenizer.chinese:
         raise refuse("tokenizer.chinese", False, [True])
     if tokenizer.strip_accents not in (None, tokenizer.lower_case):
         raise refuse(
             "tokenizer.strip_accents", tokenizer.strip_accents, [None, tokenizer.lower_case]
         )
+    return architecture

@@ -8,6 +8,7 @@ import jax
 from etils import epath
 from rich.console import Console
 
+from bert_jax.encoders.bert.google import USAGE as TENSORFLOW_USAGE
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory, write_whole
 from bert_jax.files.read import read_text
@@ -21,7 +22,7 @@ from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tensor_conversion import Pretrained
-from bert_jax.interop.tf_checkpoint import google_format, read_tf, write_tf
+from bert_jax.interop.tf_checkpoint import read_tf, write_tf
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.evaluation import read_evaluation
@@ -199,8 +200,7 @@ def _write(
     if to == "stablehlo":
         files = _write_stablehlo(directory, model, run, outputs=outputs)
     elif to == "tf":
-        if google_format(run.architecture).has_moments:
-            model = model._replace(moments=load_moments(run, loaded))
+        model = model._replace(moments=load_moments(run, loaded))
         files = _write_tensorflow(directory, model)
     else:
         files = _write_hugging_face(directory, model, kind=kind, title=title)
@@ -240,7 +240,7 @@ def _write_stablehlo(
 def _write_tensorflow(directory: Path, model: Pretrained) -> _Files:
     write_tf(directory, model)
     again = read_tf(directory, tokenizer=model.tokenizer, with_moments=False)
-    return _Files(google_format(model.architecture).usage, again)
+    return _Files(TENSORFLOW_USAGE, again)
 
 
 def _write_hugging_face(

@@ -1,20 +1,17 @@
-"""Transcription of the forward passes of google-research's encoders to NumPy, in float64.
+"""Transcription of the forward passes of google-research/bert to NumPy, in float64.
 
 Sources: the paper, and google-research/bert's `modeling.py` and `run_pretraining.py`. LayerNorm is
 over the last axis with epsilon 1e-12, GELU has its tanh form, −10000 is added to the scores of
-padding, a tanh layer pools [CLS], and the MLM head is tied to the embedding table. ALBERT and
-ELECTRA have the same layers, with a projection after narrow embeddings.
+padding, a tanh layer pools [CLS], and the MLM head is tied to the embedding table.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 Variables = Mapping[str, np.ndarray]
-Activation = Callable[[np.ndarray], np.ndarray]
-PROJECTION = "bert/encoder/embedding_hidden_mapping_in"
 
 
 class Config(NamedTuple):
@@ -111,14 +108,15 @@ def forward(
         masked_lm_positions: positions of masked pieces [B, P].
     """
     wide = {name: np.asarray(value, np.float64) for name, value in variables.items()}
-    x = hidden_states(
-        variables,
-        num_attention_heads=num_attention_heads,
-        input_ids=input_ids,
-        input_mask=input_mask,
-        token_type_ids=token_type_ids,
-    )
     table = wide["bert/embeddings/word_embeddings"]
+    x = table[input_ids] + wide["bert/embeddings/token_type_embeddings"][token_type_ids]
+    x = x + wide["bert/embeddings/position_embeddings"][: input_ids.shape[1]]
+    x = _layer_norm(wide, "bert/embeddings", x)
+    adder = (1.0 - input_mask[:, None, None, :]) * -10000.0
+    index = 0
+    while f"bert/encoder/layer_{index}/output/dense/kernel" in wide:
+        x = _layer(wide, f"bert/encoder/layer_{index}", x, adder, num_attention_heads)
+        index += 1
     pooled = np.tanh(_dense(wide, "bert/pooler/dense", x[:, 0]))
     masked = np.take_along_axis(x, masked_lm_positions[..., None], axis=1)
     masked = gelu_tanh(_dense(wide, "cls/predictions/transform/dense", masked))
@@ -132,41 +130,8 @@ def forward(
     )
 
 
-def hidden_states(
-    variables: Variables,
-    *,
-    num_attention_heads: int,
-    input_ids: np.ndarray,
-    input_mask: np.ndarray,
-    token_type_ids: np.ndarray,
-    activation: Activation | None = None,
-) -> np.ndarray:
-    """Returns the states after the last layer, [B, L, D], for variables under BERT's names.
-
-    `activation` is the FFN's; the default is the tanh form of GELU. See `forward`.
-    """
-    wide = {name: np.asarray(value, np.float64) for name, value in variables.items()}
-    x = wide["bert/embeddings/word_embeddings"][input_ids]
-    x = x + wide["bert/embeddings/token_type_embeddings"][token_type_ids]
-    x = x + wide["bert/embeddings/position_embeddings"][: input_ids.shape[1]]
-    x = _layer_norm(wide, "bert/embeddings", x)
-    if f"{PROJECTION}/kernel" in wide:
-        x = _dense(wide, PROJECTION, x)
-    adder = (1.0 - input_mask[:, None, None, :]) * -10000.0
-    act, index = activation or gelu_tanh, 0
-    while f"bert/encoder/layer_{index}/output/dense/kernel" in wide:
-        x = _layer(wide, f"bert/encoder/layer_{index}", x, adder, num_attention_heads, act)
-        index += 1
-    return x
-
-
 def _layer(
-    variables: Variables,
-    name: str,
-    x: np.ndarray,
-    adder: np.ndarray,
-    heads: int,
-    activation: Activation,
+    variables: Variables, name: str, x: np.ndarray, adder: np.ndarray, heads: int
 ) -> np.ndarray:
     batch, length, width = x.shape
 
@@ -181,7 +146,7 @@ def _layer(
     context = (weights @ value).transpose(0, 2, 1, 3).reshape(batch, length, width)
     attended = _dense(variables, f"{name}/attention/output/dense", context)
     x = _layer_norm(variables, f"{name}/attention/output", attended + x)
-    inner = activation(_dense(variables, f"{name}/intermediate/dense", x))
+    inner = gelu_tanh(_dense(variables, f"{name}/intermediate/dense", x))
     return _layer_norm(
         variables, f"{name}/output", _dense(variables, f"{name}/output/dense", inner) + x
     )
@@ -201,8 +166,3 @@ def _layer_norm(variables: Variables, name: str, x: np.ndarray) -> np.ndarray:
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
     """Returns the tanh form of GELU."""
     return x * 0.5 * (1.0 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def gelu_erf(x: np.ndarray) -> np.ndarray:
-    """Returns the exact GELU."""
-    return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2)))

@@ -13,10 +13,7 @@ import bert_jax
 from bert_jax.interop.sentencepiece_file import read_albert_model
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.text import load_tokenizer
-from tests.interop.hf_checkpoints import hf_model, read_run, small_config
-from tests.interop.reference_modeling import draw
-from tests.interop.test_tf_albert_electra import ALBERT_CONFIG, albert_shapes
-from tests.interop.tf1_writer import write_tf1
+from tests.interop.hf_checkpoints import hf_model, small_config
 from tests.project import ok, refused, refuses
 
 PIECES = 700
@@ -75,25 +72,6 @@ def test_ids_equal_googles(model: Path, text: list[str]) -> None:
     different = [line for line in lines if ours.encode(line) != googles_ids(theirs, line)]
     assert different == []
     assert (ours.special, ours.vocab_size) == ((0, 1, 2, 3, 4), PIECES)
-
-
-def test_a_checkpoint_with_a_sentencepiece_model_is_imported(tmp_path: Path, model: Path) -> None:
-    theirs = tmp_path / "albert"
-    theirs.mkdir()
-    (theirs / "30k-clean.model").write_bytes(model.read_bytes())
-    config = ALBERT_CONFIG | {"vocab_size": PIECES}
-    (theirs / "albert_config.json").write_text(json.dumps(config), encoding="utf-8")
-    write_tf1(theirs, draw(albert_shapes(PIECES), seed=1), prefix_name="model.ckpt-best")
-    assert refused("import", theirs, tmp_path / "run").key == "tokenizer.model_casing"
-    ok("import", theirs, tmp_path / "run", "--uncased")
-    found = read_run(tmp_path / "run").run
-    assert found.tokenizer.hash == read_albert_model(model, lower_case=True).hash
-    assert (
-        "30k-clean.model"
-        in json.loads((tmp_path / "run" / "provenance.json").read_text())["imported_from"]["sha256"]
-    )
-    ok("export", tmp_path / "run", tmp_path / "hf")
-    assert load_tokenizer(tmp_path / "hf").hash == found.tokenizer.hash
 
 
 def published(directory: Path, model: Path) -> Path:

@@ -14,13 +14,9 @@ from tests.tensorflow_alone import tf
 
 
 def write_tf1(
-    directory: Path,
-    variables: Mapping[str, np.ndarray],
-    *,
-    global_step: int | None = None,
-    prefix_name: str = "bert_model.ckpt",
+    directory: Path, variables: Mapping[str, np.ndarray], *, global_step: int | None = None
 ) -> Path:
-    """Saves variables with a TF1 session, as files that begin with `prefix_name`.
+    """Saves variables with a TF1 session.
 
     Returns:
         The prefix of the checkpoint's files.
@@ -34,9 +30,8 @@ def write_tf1(
             session.run(step.assign(global_step))
         held = [variable for variable in v1.global_variables() if variable.name != "global_step:0"]
         session.run(v1.variables_initializer(held))
-        prefix = v1.train.Saver().save(
-            session, str(directory / prefix_name), write_meta_graph=False
-        )
+        path = str(directory / "bert_model.ckpt")
+        prefix = v1.train.Saver().save(session, path, write_meta_graph=False)
     return Path(prefix)
 
 

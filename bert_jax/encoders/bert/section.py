@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
 import pydantic
 from etils import epath
 
-from bert_jax.encoders.google_format import ACTIVATIONS, rename_activation
 from bert_jax.errors import SettingError, UserError
 from bert_jax.files.read import read_json_object
-from bert_jax.model.architecture import PostNormArchitecture
+from bert_jax.model.architecture import Activation, PostNormArchitecture
 from bert_jax.model.section import ModelSection, SizeSource, changes_of
 from bert_jax.section import PathText, Section
 from bert_jax.validation import validate
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+
+ACTIVATIONS: Final[Mapping[str, Activation]] = {"gelu": "gelu_tanh", "relu": "relu"}
+"""Our names of the activations of google-research/bert, whose "gelu" is the tanh approximation."""
 
 # Layers, hidden size and heads of the released models (arXiv 1810.04805 and 1908.08962). The FFN is
 # 4 hidden sizes wide, and a head has 64 columns.
@@ -96,7 +98,16 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
         # Delete unused keys of the multilingual and Chinese models.
         for key in [key for key in values if key.startswith("pooler_") or key == "directionality"]:
             del values[key]
-        values["hidden_act"] = rename_activation(values, ACTIVATIONS, place=path)
+        activation = str(values.get("hidden_act", "gelu"))
+        if activation not in ACTIVATIONS:
+            raise UserError(
+                "model.activation",
+                'hidden_act is "{found}", allowed: {allowed}',
+                place=path,
+                found=f"{activation:.60}",
+                allowed=list(ACTIVATIONS),
+            )
+        values["hidden_act"] = ACTIVATIONS[activation]
         if values.get("vocab_size", vocab_size) != vocab_size:
             raise UserError(
                 "model.vocab_size_of_file",
