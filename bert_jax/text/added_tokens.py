@@ -5,27 +5,66 @@
 `_from_pretrained` in Hugging Face transformers, `tokenization_utils_base.py`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from bert_jax.errors import UserError
 from bert_jax.files.read import is_whole, shown
 from bert_jax.text.pipeline_file import Spec, pieces_of
-from bert_jax.text.special_rows import ROLE_SETTINGS
+from bert_jax.text.special_rows import ROLE_NAMES, ROLE_SETTINGS
 
 ADDED_FILE: Final = "added_tokens.json"
 DECODER: Final = "added_tokens_decoder"
-# All objects count, and the first list that is not empty. The last one is the list
-# additional_special_tokens of special_tokens_map.json, which transformers 5 reads after
-# ``added_tokens.json``.
-LATE: Final = "additional_special_tokens of special_tokens_map.json"
-_LISTS: Final = (
-    "model_specific_special_tokens",
-    "extra_special_tokens",
-    "additional_special_tokens",
-    LATE,
-)
+_LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
+# The list of special_tokens_map.json, which transformers 5 reads after ``added_tokens.json``.
+_LATE: Final = "additional_special_tokens of special_tokens_map.json"
+_NAMED: Final = "model_specific_special_tokens"
+_ENDS: Final = ("bos_token", "eos_token")
 _FLAGS: Final = ("single_word", "lstrip", "rstrip")
+
+
+def merge_special(
+    config: Mapping[str, Any], special: Mapping[str, Any], *, place: str
+) -> dict[str, Any]:
+    """Returns the settings of two files, merged as in transformers 5.
+
+    Args:
+        config: content of ``tokenizer_config.json``.
+        special: content of ``special_tokens_map.json``, which overrides `config`.
+        place: directory, for errors.
+
+    Raises:
+        UserError: an entry is malformed, or the files list different added tokens: then versions of
+            transformers differ.
+    """
+    config = {name: value for name, value in config.items() if not _is_ignored(name, value)}
+    merged = {**config, **special}
+    ends = [merged[name] for name in _ENDS if _content(merged.get(name))]
+    here, there, around = (
+        [_token(entry, 0, special=True, place=place) for entry in entries]
+        for entries in (_extra(config, place), _extra(special, place), ends)
+    )
+    flags = {token["content"]: token for token in (*here, *there, *around)}
+    differ = any(flags[token["content"]] != token for token in (*here, *there))
+    # transformers 5 prefers an empty list to the old name in special_tokens_map.json.
+    emptied = any(each.get(name, {}) in (None, []) for each in (config, special) for name in _LISTS)
+    given = there or _LISTS[0] in special
+    if differ or (given and here != there and (here or emptied)):
+        found, expected = (shown([token["content"] for token in each]) for each in (here, there))
+        raise UserError(
+            "tokenizer.added_tokens_differ",
+            "tokenizer_config.json lists {found}, and special_tokens_map.json {expected}, or one "
+            "of them occurs twice with different settings. Remove the wrong entries.",
+            place=place,
+            found=found,
+            expected=expected,
+        )
+    roles = {name: special[name] for name in special if name in ROLE_NAMES}
+    if here:
+        return config | roles
+    if not isinstance(merged.get(_LISTS[0]), list):
+        merged[_LATE] = merged.pop(_LISTS[1], None)
+    return merged
 
 
 def with_added_tokens(
@@ -53,8 +92,10 @@ def with_added_tokens(
             token = _token(entry, int(key), special=False, place=f"{source}: {DECODER}")
             held[token["content"]] = token
     else:
-        early = {name: value for name, value in settings.items() if name != LATE}
-        names = {_content(entry) for entry in _special(early, source)}
+        roles = [settings.get(name) for name in ROLE_NAMES]
+        entries = (*roles, *_list(settings, source))
+        # transformers compares objects of tokenizer_config.json before it reads their texts.
+        names = {_content(entry) for entry in entries if not _is_typed(entry)}
         for text, number in numbers.items():
             if not isinstance(number, int):
                 raise _malformed(number, f"{source}: {ADDED_FILE}")
@@ -93,20 +134,43 @@ def check_ids(spec: Spec, found: Mapping[str, int], source: str) -> None:
 
 
 def _special(settings: Mapping[str, Any], source: str) -> Iterator[Any]:
-    """Yields the special tokens of the settings that have none of our roles."""
-    for name, value in settings.items():
-        if name.endswith("_token") and name not in ROLE_SETTINGS and _content(value) is not None:
-            yield value
-    lists = {name: settings[name] for name in _LISTS if settings.get(name)}
-    named = [name for name, values in lists.items() if isinstance(values, dict)]
-    for name in [*named, *[name for name in lists if name not in named][:1]]:
-        values = lists[name]
+    """Yields the special tokens of the settings that have none of our roles, in their order."""
+    yield from (settings[name] for name in _ENDS if _content(settings.get(name)))
+    yield from _extra(settings, source)
+
+
+def _extra(settings: Mapping[str, Any], source: str) -> Iterator[Any]:
+    """Yields the special tokens that no role of transformers names."""
+    own = [name for name in settings if name.endswith("_token") and name not in ROLE_NAMES]
+    own.sort(key=lambda name: not _is_typed(settings[name]))
+    named = {name: settings[name] for name in own if _content(settings[name])}
+    for name in (_NAMED, *_LISTS):
+        if isinstance(values := settings.get(name), dict):
+            named |= values
+    yield from named.values()
+    yield from _list(settings, source)
+    yield from settings.get(_LATE) or ()
+
+
+def _list(settings: Mapping[str, Any], source: str) -> Sequence[Any]:
+    """Returns the list of special tokens without names: the first that is not empty."""
+    for name in _LISTS:
+        values = settings.get(name) or []
         if not isinstance(values, dict | list | tuple):
             raise _malformed(values, f"{source}: {name}")
-        for value in values.values() if isinstance(values, dict) else values:
-            if _content(value) is None:
-                raise _malformed(value, f"{source}: {name}")
-            yield value
+        if values and not isinstance(values, dict):
+            return values
+    return ()
+
+
+def _is_ignored(name: str, value: Any) -> bool:
+    """Returns whether transformers ignores a token of ``tokenizer_config.json``."""
+    own = name.endswith("_token") and name not in ROLE_NAMES
+    return own and isinstance(value, dict) and not _is_typed(value)
+
+
+def _is_typed(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("__type") == "AddedToken"
 
 
 def _token(entry: Any, number: int, *, special: bool, place: str) -> dict[str, Any]:

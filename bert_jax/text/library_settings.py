@@ -12,7 +12,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object, shown
-from bert_jax.text.added_tokens import DECODER, LATE
+from bert_jax.text.added_tokens import DECODER, merge_special
 from bert_jax.text.class_pipelines import FAMILIES
 from bert_jax.text.pipeline_file import Spec
 from bert_jax.text.pipeline_limits import parts_of
@@ -23,6 +23,8 @@ from bert_jax.text.vocabulary import SPECIAL_PIECES
 SPECIAL_FILE: Final = "special_tokens_map.json"
 _MODEL_CONFIG: Final = "config.json"
 _CLASS: Final = "tokenizer_class"
+_CODE: Final = "auto_map"  # names Python files beside the model
+_AUTO: Final = "AutoTokenizer"
 _GENERIC: Final = ("PreTrained", "TokenizersBackend")  # they run tokenizer.json as it is
 _OF_TYPE: Final = {
     **dict.fromkeys(("bert", "convbert", "distilbert", "electra", "layoutlm", "lxmert"), "Bert"),
@@ -49,6 +51,7 @@ _FIXED: Final[dict[str, Any]] = {
     "split_special_tokens": False,
     "padding_side": "right",
     "truncation_side": "right",
+    "fast_tokenizer_files": ["tokenizer.json"],  # otherwise the library's version chooses a file
 }
 # Settings of BERT's classes, by their names in the normalizer.
 _OF_NORMALIZER: Final = {
@@ -65,18 +68,16 @@ def read_settings(root: epath.Path) -> dict[str, Any]:
     latter lists the added tokens. If neither names a class, ``config.json`` may name it, or the
     type of the model.
     """
-    merged: dict[str, Any] = {}
-    if (root / CONFIG_FILE).exists():
-        merged = read_json_object(root / CONFIG_FILE)
-    if (root / SPECIAL_FILE).exists() and DECODER not in merged:
-        special = read_json_object(root / SPECIAL_FILE)
-        merged[LATE] = special.pop("additional_special_tokens", None)
-        merged |= special
+    config = read_json_object(root / CONFIG_FILE) if (root / CONFIG_FILE).exists() else {}
+    used = (root / SPECIAL_FILE).exists() and DECODER not in config
+    special = read_json_object(root / SPECIAL_FILE) if used else {}
+    merged = merge_special(config, special, place=str(root))
     if merged.get(_CLASS) is None and (root / _MODEL_CONFIG).exists():
         config = read_json_object(root / _MODEL_CONFIG)
         merged[_CLASS] = config.get(_CLASS)
         if merged[_CLASS] is None and (stem := _OF_TYPE.get(str(config.get("model_type")))):
             merged[_CLASS] = f"{stem}Tokenizer"
+        merged.setdefault(_CODE, config.get(_CODE))
     return merged
 
 
@@ -96,16 +97,12 @@ def check_settings(settings: Mapping[str, Any], root: epath.Path, *, pipeline: b
 
     `pipeline` is whether the directory has a ``tokenizer.json``, or RoBERTa's two files.
     """
-    stem = stem_of(settings)
+    stem, code = stem_of(settings), settings.get(_CODE)
+    if stem is None and (isinstance(code, list) or (isinstance(code, dict) and _AUTO in code)):
+        raise _own_code(root, _CODE, code)
     known = [*_GENERIC, *(name for name, each in FAMILIES.items() if pipeline or each.slow)]
     if stem is not None and stem not in known:
-        raise UserError(
-            "tokenizer.class",
-            "found {found}, a class with code of its own. Only a tokenizer.json can replace it: "
-            "add the model's tokenizer.json and set tokenizer_class to PreTrainedTokenizerFast.",
-            place=f"{root}: {_CLASS}",
-            found=shown(settings[_CLASS]),
-        )
+        raise _own_code(root, _CLASS, settings[_CLASS])
     for name, allowed in _FIXED.items():
         if settings.get(name, allowed) not in (None, allowed):
             raise _setting(root, name, settings[name], shown(allowed))
@@ -152,6 +149,16 @@ def check_flags(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
                 found=here.get(name),
                 expected=there,
             )
+
+
+def _own_code(root: epath.Path, name: str, found: Any) -> UserError:
+    return UserError(
+        "tokenizer.class",
+        "found {found}, a class with code of its own. Only a tokenizer.json can replace it: "
+        "add the model's tokenizer.json and set tokenizer_class to PreTrainedTokenizerFast.",
+        place=f"{root}: {name}",
+        found=shown(found),
+    )
 
 
 def _setting(root: epath.Path, name: str, found: Any, allowed: str) -> UserError:

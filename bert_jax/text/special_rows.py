@@ -19,6 +19,8 @@ _SETTINGS: Final = {
 }
 ROLE_SETTINGS: Final = tuple(names[0] for names in _SETTINGS.values())
 """Settings that name the special pieces, in the order of `SpecialIds`."""
+ROLE_NAMES: Final = frozenset(name for names in _SETTINGS.values() for name in names)
+"""All settings that name a special piece."""
 # Spellings of BERT and RoBERTa, for a directory without these settings.
 _CONVENTIONS: Final = (
     dict(zip(SpecialIds._fields, (PAD, UNK, CLS, SEP, MASK), strict=True)),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.read import read_text
+from bert_jax.files.read import read_text, shown
 
 
 class SpecialPieces(NamedTuple):
@@ -76,10 +76,10 @@ def in_order_of_ids(ids: Mapping[str, int], *, place: object) -> list[str]:
 def read_vocabulary(path: epath.Path) -> list[str]:
     """Reads a ``vocab.txt`` of the 2018 release: a piece per line, from id 0.
 
-    White space around a piece is dropped, as in google-research/bert. A piece of non-ASCII white
-    space is kept, such as U+2028 in the Chinese vocabulary; no text is encoded as its id. Raises
-    UserError if the file is missing, empty or not UTF-8, or has a blank line before others or a
-    repeated piece.
+    A piece of non-ASCII white space is kept, such as U+2028 in the Chinese vocabulary; no text is
+    encoded as its id. Raises UserError if the file is missing, empty or not UTF-8, has a blank line
+    before others, a repeated piece, or a space beside a piece: google-research/bert drops it, and
+    Hugging Face does not.
     """
     lines = read_text(path).rstrip("\r\n").split("\n")
     if lines == [""]:
@@ -90,7 +90,15 @@ def read_vocabulary(path: epath.Path) -> list[str]:
         )
     line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
-        piece = line.strip() or line.strip("\r")
+        line = line.removesuffix("\r")
+        piece = line.strip() or line
+        if line.strip(" \t") != line and piece.strip():
+            raise UserError(
+                "vocabulary.white_space",
+                "found {found}, allowed: a piece without spaces beside it",
+                place=f"{path}: line {number}",
+                found=shown(line),
+            )
         if not piece or (piece.isspace() and piece.isascii()):
             raise UserError(
                 "vocabulary.blank_line",

@@ -1,6 +1,8 @@
 """Added tokens and classes in the files beside a vocabulary: as in transformers, or refused."""
 
 import json
+import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
+from bert_jax.errors import UserError
 from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES
@@ -139,6 +142,68 @@ def test_a_class_with_code_of_its_own_is_refused(name: str, tmp_path: Path) -> N
     assert (refusal.key, refusal.values["found"]) == ("tokenizer.class", f'"{name}"')
 
 
+def test_code_beside_the_model_is_refused(tmp_path: Path) -> None:
+    code = {"AutoTokenizer": ["code.Words", None]}
+    directory = bert(tmp_path, tokenizer_class=None, auto_map=code)
+    with refuses("tokenizer.class", place=f"{directory}: auto_map"):
+        load_tokenizer(directory)
+    bert(tmp_path, auto_map=code)  # transformers knows this class, and runs no code
+    assert load_tokenizer(directory).encode("the") == [PIECES.index("the")]
+
+
+def test_extra_tokens_of_two_files_are_read_as_in_transformers_or_refused(tmp_path: Path) -> None:
+    rng, results = random.Random(0), Counter[str]()
+    for case in range(120):
+        files = [lists(rng, typed=typed) for typed in (True, False)]
+        directory = bert(tmp_path / str(case), **files[0])
+        write(directory / "special_tokens_map.json", files[1] if case % 2 else {})
+        added = {text: len(PIECES) + at for at, text in enumerate(rng.sample(EXTRA, 2))}
+        if case % 3 == 0:
+            write(directory / "added_tokens.json", added)
+        try:
+            ours = load_tokenizer(directory)
+        except UserError as error:
+            results[error.key] += 1
+            continue
+        theirs = AutoTokenizer.from_pretrained(directory)
+        wanted = theirs(f"{TEXT} the[SUBJ] <E1>", add_special_tokens=False)["input_ids"]
+        assert ours.encode(f"{TEXT} the[SUBJ] <E1>") == wanted, files
+        results["equal"] += 1
+    assert {*results} == {
+        "equal",
+        "tokenizer.added_tokens",
+        "tokenizer.added_tokens_differ",
+    }
+    assert results["equal"] > 40, results
+
+
+EXTRA = ["<e1>", "@USER", "[SUBJ]", "not"]
+
+
+def lists(rng: random.Random, *, typed: bool) -> dict[str, Any]:
+    """Returns extra tokens as a file lists them: by name, as a list, as an object."""
+
+    def token() -> Any:
+        content = rng.choice(EXTRA)
+        if rng.random() < 0.6:
+            return content
+        flags = {name: rng.random() < 0.3 for name in ("lstrip", "single_word", "normalized")}
+        kind = {"__type": "AddedToken"} if typed and rng.random() < 0.8 else {}
+        return {"content": content, "rstrip": False, **flags, **kind}
+
+    def text() -> Any:
+        return rng.choice(EXTRA)
+
+    found: dict[str, Any] = {}
+    if rng.random() < 0.3:
+        found["image_token"] = token()
+    if rng.random() < 0.4:
+        found["additional_special_tokens"] = [text() for _ in range(rng.randint(1, 2))]
+    elif rng.random() < 0.3:
+        found["extra_special_tokens"] = rng.choice([[text()], [], {"subject_token": text()}])
+    return found
+
+
 def test_a_dictionary_of_fairseq_is_named(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("the 1000\nof 999\n")
     (tmp_path / "bpe.codes").write_text("t h 900\n")
@@ -155,6 +220,7 @@ def test_a_dictionary_of_fairseq_is_named(tmp_path: Path) -> None:
         ({"never_split": ["covid19"]}, "['covid19']"),
         ({"split_special_tokens": True}, "true"),
         ({"truncation_side": "left"}, '"left"'),
+        ({"fast_tokenizer_files": ["tokenizer.4.json"]}, "['tokenizer.4.json']"),
     ],
 )
 def test_settings_that_change_ids_are_refused(

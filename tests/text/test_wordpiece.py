@@ -140,6 +140,7 @@ GOOD = "\n".join(VOCABULARY) + "\n"
             {"piece": "the", "second": len(VOCABULARY) + 1},
         ),
         (f"[PAD]\n\n{GOOD}".encode(), "vocabulary.blank_line", "vocab.txt: line 2", {}),
+        (f"[PAD]\n ab\n{GOOD}".encode(), "vocabulary.white_space", "vocab.txt: line 2", {}),
         (f"{GOOD}extra\n".encode(), "tokenizer.hash", "tokenizer_config.json: hash", {}),
     ],
 )
