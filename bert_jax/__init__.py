@@ -126,7 +126,6 @@ if TYPE_CHECKING:
     from bert_jax.verbs.plan import plan
     from bert_jax.verbs.predict import Predictions, predict
     from bert_jax.verbs.pretrain import pretrain
-    from bert_jax.verbs.replay import replay
     from bert_jax.verbs.status import status
     from bert_jax.verbs.stop import stop
     from bert_jax.verbs.submit import submit
@@ -135,7 +134,7 @@ if TYPE_CHECKING:
 
 # The verbs.
 __all__ = ["demo", "doctor", "evaluate", "examples", "export", "features", "fill_mask", "finetune"]
-__all__ += ["import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pretrain", "replay"]
+__all__ += ["import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pretrain"]
 __all__ += ["status", "stop", "submit", "vocab", "watch"]
 # A configuration and its sections.
 __all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config"]

@@ -1,4 +1,4 @@
-"""The verbs `import`, `export`, `replay` and `doctor`."""
+"""The verbs `import`, `export` and `doctor`."""
 
 import sys
 from pathlib import Path
@@ -81,22 +81,6 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
         console=Console(),
         **options,
     )
-
-
-@base.cli.command()
-@click.argument("dump", type=base.PATH)
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    help="Dtype of activations. [default: the run's dtype]",
-)
-@base.platform_option
-@base.verb
-def replay(dump: str, dtype: Any, platform: str) -> None:
-    """Repeat a bad step from its dump, and show the first gradient that is not finite."""
-    with base.starting_jax():
-        from bert_jax.verbs.replay import replay as run
-    run(dump, dtype=dtype, mesh=base.mesh_section(platform, ()))
 
 
 @base.cli.command()

@@ -15,7 +15,7 @@ _STAGES: Final = {
     "Use": ("evaluate", "predict", "fill-mask", "features"),
     "Convert": ("import", "export"),
     "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
-    "Check": ("doctor", "replay"),
+    "Check": ("doctor",),
 }
 # Sections whose settings are suggested first, by verb.
 _SECTIONS: Final = {"vocab": ("vocab",), "examples": ("examples",), "finetune": ("finetune",)}

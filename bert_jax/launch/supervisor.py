@@ -242,12 +242,12 @@ class Supervisor:
         """Ends the attempt, and the job if its run has ended or another attempt would fail."""
         reason = verdict.reason
         if verdict.outcome is not None:
-            dump = self._replay_hint(reason) if verdict.outcome == "failed" else ""
+            dump = self._dump_hint(reason) if verdict.outcome == "failed" else ""
             return self._finish(verdict.outcome, reason + dump)
         self._print_change(f"{verdict.end}: {reason}")
         self._change(end=verdict.end, reason=reason)
         if (why := retry_policy.reason_to_give_up(self.job, self.state)) is not None:
-            self._finish("failed", f"{why}: {reason}{self._replay_hint(reason)}")
+            self._finish("failed", f"{why}: {reason}{self._dump_hint(reason)}")
         return None
 
     def _finish(self, outcome: Outcome, message: str) -> None:
@@ -279,8 +279,8 @@ class Supervisor:
             return self._files.stop.exists()
         return False
 
-    def _replay_hint(self, reason: str) -> str:
-        """Returns a hint to replay the last bad step, or "" without a dump."""
+    def _dump_hint(self, reason: str) -> str:
+        """Returns a hint with the dump of the last bad step, or "" without a dump."""
         run_dir = epath.Path(self.job.run_dir)
         try:
             found = [(_DUMP.fullmatch(path.name), path) for path in run_dir.iterdir()]
@@ -288,7 +288,7 @@ class Supervisor:
             return ""
         dumps = [(int(match[1]), str(path)) for match, path in found if match]
         dump = max(dumps, default=(0, ""))[1]
-        return f"; see `bert-jax replay {dump}`" if dump and dump not in reason else ""
+        return f"; see the dump {dump}" if dump and dump not in reason else ""
 
     @contextlib.contextmanager
     def _errors_logged(self) -> Iterator[None]:

@@ -1,8 +1,7 @@
 """Parameter groups: which parts of a model its parameters belong to."""
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -10,9 +9,6 @@ from bert_jax.parallel.sharding_rules import LogicalAxes
 
 # `pooler`: parameters between the encoder and the heads.
 Part = Literal["embeddings", "layers", "pooler", "heads"]
-
-
-_STACK: Final = r"\b(encoder/\w+)"  # where the path of a stacked parameter may name a layer
 
 
 class ParameterGroup(NamedTuple):
@@ -58,13 +54,9 @@ class ParameterGroups(tuple[ParameterGroup, ...]):
 
         Raises ValueError if the parameter is in no group.
         """
-        return self[self.index_of(path)]
-
-    def index_of(self, path: str) -> int:
-        """Returns the index of a parameter's group, see `of`."""
-        for index, group in enumerate(self):
+        for group in self:
             if f"{path}/".startswith(f"{group.prefix}/"):
-                return index
+                return group
         raise ValueError(f"the parameter {path} is in no group")
 
     @property
@@ -86,33 +78,3 @@ class ParameterGroups(tuple[ParameterGroup, ...]):
         return np.array(
             {"embeddings": 0, "pooler": depth + 1, "heads": depth + 2}[group.part], np.int32
         )
-
-    def by_layer(self, path: str, values: list[float]) -> dict[str, float]:
-        """Returns the values of a parameter's entries with one name per layer.
-
-        ``("encoder/layers/output/kernel", [1.0, 2.0])`` →
-        ``{"encoder/layers.0/output/kernel": 1.0, "encoder/layers.1/output/kernel": 2.0}``
-
-        A parameter that is not stacked keeps its name. A parameter that layers share has the name
-        of the last one.
-        """
-        group = self.of(path)
-        if group.part != "layers" or group.first_layer < 0:
-            return dict.fromkeys([path], *values)
-        layers = group.last_layers(group.first_layer + len(values))
-        return {
-            re.sub(_STACK, rf"\1.{layer}", path, count=1): value
-            for layer, value in zip(layers, values, strict=True)
-        }
-
-    def backward_order(self, name: str) -> tuple[int, int, int, str]:
-        """Returns a sort key for names of `by_layer`: the order of the backward pass.
-
-        Modules outside the encoder come first, then layers from last to first, then embeddings.
-        """
-        layer = re.search(_STACK + r"\.(\d+)", name)
-        index = self.index_of(re.sub(_STACK + r"\.\d+", r"\1", name, count=1))
-        group = self[index]
-        if group.part == "layers":
-            return 1, -int(layer[2]) if layer else -(1 << 30), -index, name
-        return 2 if group.part == "embeddings" else 0, 0, -index, name

@@ -1,4 +1,4 @@
-"""Dumps of bad steps: everything that `bert-jax replay` needs to repeat a step.
+"""Dumps of bad steps: the inputs of a step and its gradient norms.
 
 The directory ``<run>/bad_step_<n>/`` contains:
 
@@ -7,13 +7,10 @@ The directory ``<run>/bad_step_<n>/`` contains:
 - ``state_<p>.npz``: process p's shards of parameters, optimizer and random key before the step.
 - ``config.yaml``, ``tokenizer/`` and ``provenance.json`` of the run.
 
-Reading a dump does not require the run, and never unpickles.
+`docs/reliability.md` shows how to load a dump. That needs neither the run nor pickle.
 """
 
-import math
-import zipfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import jax
@@ -22,7 +19,6 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.loader.data_position import DataPosition
-from bert_jax.errors import UserError
 from bert_jax.files.atomic import whole_file, write_whole
 from bert_jax.section import Section
 from bert_jax.train.bad_steps import BadStep
@@ -30,19 +26,13 @@ from bert_jax.train.progress import TrainProgress
 from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState, named
 from bert_jax.train.step import StepFigures
-from bert_jax.validation import read_section
 
 RECORD: Final = "dump.json"
 BATCH: Final = "batch"
 STATE: Final = "state"
 
 # A float that is stored as text, because JSON has no NaN.
-Figure = Annotated[
-    float,
-    pydantic.AllowInfNan(True),
-    pydantic.BeforeValidator(lambda value: float(value) if isinstance(value, str) else value),
-    pydantic.PlainSerializer(repr),
-]
+Figure = Annotated[float, pydantic.AllowInfNan(True), pydantic.PlainSerializer(repr)]
 
 
 class TensorShape(Section):
@@ -117,93 +107,6 @@ def write_dump(
         spec.write_config(folder)
         write_whole(folder / RECORD, record.model_dump_json(indent=1))
     return folder
-
-
-def read_record(folder: epath.Path) -> DumpRecord:
-    """Returns a dump's record; raises UserError if the dump is missing or damaged."""
-    if not (folder / RECORD).exists():
-        raise UserError(
-            "dump.missing",
-            "found no dump.json, allowed: a folder bad_step_<n> of a run directory",
-            place=folder,
-        )
-    return read_section(DumpRecord, folder / RECORD)
-
-
-def read_tensors(
-    folder: epath.Path,
-    stem: str,
-    record: DumpRecord,
-    *,
-    only: Callable[[str], bool] = lambda name: True,
-) -> dict[str, np.ndarray]:
-    """Returns tensors by name, joined from the shards of all processes.
-
-    Args:
-        folder: dump.
-        stem: `BATCH` or `STATE`.
-        record: record of the dump.
-        only: returns whether to read the tensor of a given name.
-
-    Raises:
-        UserError: a file is missing or damaged, or a tensor is incomplete.
-    """
-    pieces: defaultdict[str, list[tuple[str, np.ndarray]]] = defaultdict(list)
-    for process in range(record.processes):
-        for name, index, piece in _read_pieces(folder / f"{stem}_{process}.npz", only):
-            pieces[name].append((index, piece))
-    shapes = record.batch if stem == BATCH else record.state
-    return {
-        name: _joined(f"{folder}: {name}", tensor, pieces[name])
-        for name, tensor in shapes.items()
-        if only(name)
-    }
-
-
-def _joined(what: str, tensor: TensorShape, pieces: list[tuple[str, np.ndarray]]) -> np.ndarray:
-    size = math.prod(tensor.shape)
-    if missing := size - sum(piece.size for _, piece in pieces):
-        raise UserError(
-            "dump.incomplete",
-            "{missing} of {expected} values are missing",
-            place=what,
-            missing=missing,
-            expected=size,
-        )
-    try:
-        whole = np.empty(tensor.shape, np.dtype(tensor.dtype))
-        for index, piece in pieces:
-            whole[tuple(slice(*map(int, part.split(":"))) for part in index.split(",") if part)] = (
-                piece
-            )
-    except (ValueError, TypeError, IndexError) as error:
-        raise UserError(
-            "dump.pieces",
-            "the shards do not fit into {expected}",
-            place=what,
-            expected=f"{tensor.dtype}{list(tensor.shape)}",
-        ) from error
-    return whole
-
-
-def _read_pieces(
-    path: epath.Path, only: Callable[[str], bool]
-) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yields (tensor name, index of the shard as text, shard)."""
-    if not path.exists():
-        raise UserError(
-            "dump.file_missing", "missing, but the run wrote a file per process", place=path
-        )
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as pieces:
-            for key in pieces.files:
-                name, _, index = key.rpartition("@")
-                if only(name):
-                    yield name, index, pieces[key]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(
-            "dump.damaged", "damaged, or not .npz ({reason})", place=path, reason=str(error)
-        ) from error
 
 
 def _shapes(tree: Any) -> dict[str, TensorShape]:

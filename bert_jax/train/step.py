@@ -80,7 +80,7 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         state: TrainState, batch: Batch, limits: StepLimits, schedule: Schedule, frozen: Params
     ) -> tuple[TrainState, StepFigures]:
         value, metrics, grads = gradients(state, batch, frozen)
-        squares = squares_by_layer(grads, spec.model.axes)
+        squares = _squares_by_layer(grads, spec.model.axes)
         norm = jnp.sqrt(sum(square.sum() for square in jax.tree.leaves(squares)))
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         within = (value <= limits.loss) & (norm <= limits.gradient_norm)
@@ -147,7 +147,7 @@ def make_gradients(
     return gradients
 
 
-def squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
+def _squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
     """Returns the sum of squares of each gradient: [], or [layers] if the parameter is stacked.
 
     `axes` are the logical axes, nested like the gradients.

@@ -146,7 +146,7 @@ class StepRunner:
         self._write_line(bad)
         raise Diverged(
             "step.bad",
-            "{reason}. Last checkpoint: {last}. Run `bert-jax replay {folder}` to examine the "
+            "{reason}. Last checkpoint: {last}. {folder} has the batch and the state before the "
             "step.",
             place=f"step {bad.step}",
             reason=f"{bad.reason}{bad.exhausted}",

@@ -42,9 +42,3 @@ def with_teacher_of_run(run: Run) -> Run:
         return run
     objective = with_local_teacher(default_objective(run, verb="evaluate")).model_dump(mode="json")
     return run._replace(settings={**run.settings, "objective": objective})
-
-
-def teacher_of_task(run: Run) -> str | None:
-    """Returns the run directory of a fine-tuned run's teacher, or None if it has none."""
-    name = run.settings["finetune"].get("distill_from")
-    return None if name is None else find_origin(name).run_dir

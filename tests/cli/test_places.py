@@ -69,7 +69,6 @@ ARGUMENTS = {
     "INPUT": ["features runs/a @ out"],
     "SOURCE": ["import @ runs/new"],
     "--tokenizer": ["import models/x runs/new --tokenizer @"],
-    "DUMP": ["replay @"],
     "[CONFIG | RUN_DIR]": ["doctor @"],
     "--prices": [
         *("plan CONFIG --topology v5e:4x4 --prices @", "submit CONFIG --prices @"),

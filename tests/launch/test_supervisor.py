@@ -440,7 +440,7 @@ def test_a_run_that_stopped_itself_is_not_restarted(
     world.clock.after(HOUR, lambda: world.beat(1, "failed", workers=[1], **failed))
     world.supervisor().run()
     found = ends(world, "failed")
-    assert found.message == f"worker 1: loss is not finite; see `bert-jax replay {dump}`"
+    assert found.message == f"worker 1: loss is not finite; see the dump {dump}"
     assert world.launcher.created == ["base-1"]
 
 
@@ -475,7 +475,7 @@ def test_failing_twice_at_a_step_ends_the_job(
         world.becomes(State.FAILED, "gone", attempt=number, at=(number + 0.5) * HOUR)
     world.supervisor().run()
     found = ends(world, "failed")
-    assert found.message == (f"failed at step 40 twice: failed: gone; see `bert-jax replay {dump}`")
+    assert found.message == f"failed at step 40 twice: failed: gone; see the dump {dump}"
     assert world.launcher.created == ["base-1", "base-2", "base-3"]
 
 

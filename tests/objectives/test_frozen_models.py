@@ -18,7 +18,6 @@ from tests.objectives.runs import assert_equal_params, config_of, params_of, res
 from tests.project import ok, refused
 from tests.support import small_task
 from tests.train.harness import mesh_of
-from tests.train.poison import nan, poison_pretraining
 
 
 @pytest.fixture(scope="module")
@@ -78,19 +77,6 @@ def test_a_frozen_model_is_used_unchanged_and_checked_by_hash(
         assert result.values["model"] == "teacher"
         for shown, held_by in (("found", held[-1]), ("saved", held[0])):
             assert result.values[shown].strip("…") in held_by.hashes["teacher"]
-
-
-@pytest.mark.usefixtures("held")
-def test_a_bad_step_is_replayed_with_the_same_frozen_model(
-    project: Path, tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, run_dir = config_of(project, tmp_path, "bert", "bert", project / "dataset32")
-    poison_pretraining(monkeypatch, {2: nan})
-    refused("pretrain", config, "train.bad_steps.on_non_finite=stop", code=1)
-    dump = Path(run_dir) / "bad_step_3"
-    assert "reproduces: yes" in ok("replay", dump)
-    monkeypatch.setattr(Distilled, "teacher", (teacher, 4))
-    assert refused("replay", dump).key == "frozen.changed"
 
 
 def test_the_hash_depends_on_names_and_values_but_not_on_the_mesh() -> None:

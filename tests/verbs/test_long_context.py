@@ -23,7 +23,6 @@ from bert_jax.train.state import define_model
 from tests.objectives.runs import assert_equal_params
 from tests.project import MESH, ok, project_config, refused, write_config
 from tests.support import small_encoder
-from tests.train.poison import mark, poison_gradient, poison_pretraining
 
 THETAS = 10.0, 500.0
 STEPS = 3  # of each phase
@@ -116,19 +115,6 @@ def test_an_exported_checkpoint_has_the_theta_of_its_phase(run_dir: Path, tmp_pa
         ours, theirs = bert_jax.load(run_dir, checkpoint=str(step)), bert_jax.load(exported)
         text = "the module is imported when a function returns"
         np.testing.assert_allclose(theirs.encode(text), ours.encode(text), atol=1e-6)
-
-
-def test_a_dumped_step_is_repeated_with_its_phases_theta(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison_gradient(monkeypatch)
-    poison_pretraining(monkeypatch, {1: mark})
-    run_dir = tmp_path / "run"
-    stop = "train.bad_steps.on_non_finite=stop"
-    assert refused("pretrain", config, f"run_dir={run_dir}", stop, code=1).key == "step.bad"
-    record = json.loads((run_dir / "bad_step_2" / "dump.json").read_text())
-    found = bert_jax.replay(str(run_dir / "bad_step_2"))
-    assert found.loss == pytest.approx(float(record["figures"]["loss"]), rel=1e-6)
 
 
 def test_a_plan_compiles_each_phase_with_its_own_theta(config: Path) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -325,27 +325,6 @@ def _unshared(prepared: TrainingSetup) -> set[str]:
     if ours.embedding_parameters != theirs.embedding_parameters:
         found.add(EMBEDDING_HEAD)
     return found
-
-
-def task_of(
-    run: Run, *, class_weights: Sequence[float] | None, teacher: str | None
-) -> FinetuneTask:
-    """Returns the task of a fine-tuned run, without opening its data.
-
-    `class_weights` are those that the run computed from its training labels. `teacher` is the run
-    directory that `finetune.distill_from` names.
-    """
-    section = run.section("finetune", FinetuneSection, verb="replay")
-    task = _task(
-        section,
-        teacher,
-        run.tokenizer,
-        architecture=run.architecture,
-        execution=run.model.execution,
-        heads=run.heads,
-        class_weights=None if class_weights is None else tuple(class_weights),
-    )
-    return _frozen(task, section, define_model(task.build))
 
 
 def _task(
