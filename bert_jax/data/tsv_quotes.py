@@ -66,7 +66,7 @@ def is_quoted(path: Path, delimiter: str, *, limit: int) -> bool:
         raise UserError(
             "table.quotes",
             "found a row that is one row with quotes around a field, or several rows with quotes "
-            "in the text. Save the table as .jsonl or .parquet, or as .csv, where quotes are around "
+            "in the text. Save the table as .jsonl or .parquet, or as .csv, with quotes around "
             "fields.",
             place=f"{path}: line {either}",
         )

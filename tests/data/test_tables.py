@@ -218,5 +218,6 @@ def test_files_of_the_csv_module_are_read_back(
         assert [tuple(values.values()) for _, values in rows(path.with_suffix(".tsv"))] == table
     except UserError as error:
         # Without quotes, the lines of a field with tabs and line ends may have as many fields.
-        assert error.key == "table.quotes"
-        assert any("\t" in field and "\n" in field for row in table for field in row)
+        either = any("\t" in field and "\n" in field for row in table for field in row)
+        if error.key != "table.quotes" or not either:
+            raise

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ CONLL_U = "# sent_id = 1\n# text = a b c d\n1 a X\n2 b Y\n\n# text = e f\n1 e X\
         (GERMEVAL, {"token": 1, "label": 2}, ["EU rejects", "#"], 2),
         (GERMEVAL, {"token": 1, "separator": "\t"}, ["EU rejects", "#"], 2),
         (CONLL_U, {"token": 1}, ["a b", "e f"], 3),
+        ("###MEDLINE:95369245\n\na\tO\n\n###MEDLINE:95369246\n\nb\tO\n", {}, ["a", "b"], 2),
         ("#begin document (bc); 0\na X O\n\nb X O\n\n#end document\n", {}, ["a", "b"], 2),
         ("# O\n1 O\n\n# O\nb B-A\n", {}, ["# 1", "# b"], 0),
         ("# a b\n\n# O\nb O\n\n#tag O\n", {}, ["# b", "#tag"], 1),
@@ -119,10 +121,24 @@ def test_comments_of_the_same_width_begin_every_sentence(tmp_path: Path) -> None
     assert file.names == {"B-ORG", "O"}
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_language_before_every_token_is_removed(tmp_path: Path, labelled: bool) -> None:
+    text = "en:EU\tB-ORG\nen::\tO\n\nzh-min-nan:a:b\tO\n"  # PAN-X
+    text = text if labelled else re.sub("\t.*", "", text)
+    file = read_conll(write(tmp_path, text), labelled=labelled)
+    tokens = [sentence.tokens for sentence in file.sentences]
+    assert (tokens, file.languages) == ([["EU", ":"], ["a:b"]], ["en", "zh-min-nan"])
+    with refuses("tokens.empty_token", place=f"{tmp_path / 'tags.txt'}: line 2"):
+        read_conll(write(tmp_path, text.replace("en::", "en:")), labelled=labelled)
+    file = read_conll(write(tmp_path, text.replace("en:EU", "EU")), labelled=labelled)
+    assert (file.sentences[0].tokens, file.languages) == (["EU", "en::"], [])
+
+
 @pytest.mark.parametrize(
     ("text", "key", "values"),
     [
         (GERMEVAL, "index_column", {"column": 0, "width": 4, "following": 1}),
+        ("1 a O\n1 b B-A\n2 c O\n", "index_column", {"column": 0, "width": 3, "following": 1}),
         ('{"tokens": ["a", "b"], "ner_tags": [0, 1]}\n', "rows", {"found": "JSON lines"}),
         ('\ufeff[{"tokens": ["a"], "ner_tags": [0]}]', "rows", {"found": "a JSON list"}),
         ("PAR1\x15", "rows", {"found": "Parquet"}),

@@ -256,6 +256,22 @@ def test_numbers_without_names_are_labels_with_a_note(tmp_path: Path, tokenizer:
         ({"tokens": ["a", 1], "ner_tags": ["O", "O"]}, "row", {"column": "tokens"}),
         ({"tokens": ["a"], "pos": ["O"]}, "row_column", {"found": ["tokens", "pos"]}),
         ({"sentence": ["a"], "tags": ["O"]}, "row_column", {"setting": "token_column"}),
+        (
+            {"tokens": ["a"], "tags": ["X"], "labels": ["O"]},
+            "label_columns",
+            {"found": ["labels", "tags"]},
+        ),
+        # `DataFrame.to_csv` writes lists as texts.
+        (
+            {"tokens": "['a', 'b']", "ner_tags": ["O", "O"]},
+            "list_text",
+            {"column": "tokens", "found": "\"['a', 'b']\""},
+        ),
+        (
+            {"text": "['a' 'b']", "ner_tags": ["O", "O"]},
+            "list_text",
+            {"column": "text", "found": "\"['a' 'b']\""},
+        ),
     ],
 )
 def test_a_malformed_row_is_named(
@@ -265,6 +281,16 @@ def test_a_malformed_row_is_named(
     path.write_text(f"{json.dumps(row)}\n")
     with refuses(f"tokens.{key}", place=f"{path}: line 1", **values):
         open_task(tmp_path, tokenizer, "train", texts={}, train=str(path))
+
+
+def test_labels_of_entities_have_priority_over_parts_of_speech(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    path = tmp_path / "train.jsonl"
+    row = {"tokens": ["a", "dog"], "tags": ["D", "N"], "labels": ["x", "y"], "ner": ["O", "B-A"]}
+    path.write_text(f"{json.dumps(row)}\n")
+    family = open_task(tmp_path, tokenizer, "train", texts={}, train=str(path))
+    assert family.heads.labels == ("B-A", "I-A", "O")
 
 
 def test_a_dataset_in_memory_keeps_the_names_of_its_classes(

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from bert_jax.data.tables import read_lines
 from bert_jax.errors import UserError
-from bert_jax.files.read import require_file
+from bert_jax.files.read import is_whole, require_file
 
 _DOCUMENT_START: Final = "-DOCSTART-"
 _TABLE: Final = "a CSV table"
@@ -20,7 +20,9 @@ _COLUMN_NAME: Final = re.compile(
 # `str.split()` would also split at no-break spaces, which tokens may contain.
 _WHITE_SPACE: Final = re.compile("[ \t]+")
 # "#" as a token is a line with as many columns as other lines.
-_COMMENT: Final = re.compile(r"#([ \t]|$)|#(begin|end) document")
+_COMMENT: Final = re.compile(r"#([ \t]|$)|###|#(begin|end) document")
+# WikiANN and PAN-X write the language before each token: "en:Obama".
+_LANGUAGE: Final = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple):")
 
 
 class Sentence(NamedTuple):
@@ -41,6 +43,7 @@ class ConllFile(NamedTuple):
     numbers: bool = False  # whether labels are numbers without names
     comments: int = 0  # number of lines that were detected as comments
     columns: tuple[int, int, int] | None = None  # token column, label column, number of columns
+    languages: Sequence[str] = ()  # languages that were before the tokens: "en" of "en:Obama"
 
     @property
     def names(self) -> set[str]:
@@ -77,8 +80,9 @@ def read_conll(
     dropped.
 
     Lines before a sentence that begin with ``#`` are comments if they have another number of
-    columns than the sentence, or if every sentence has one. GermEval, CoNLL-U and MultiCoNER have
-    such comments.
+    columns than the sentence, or if every sentence has one. GermEval, CoNLL-U, MultiCoNER and
+    JNLPBA have such comments. If every token begins with a language, such as ``en:`` in PAN-X, the
+    languages are removed.
 
     Args:
         path: path of the file.
@@ -141,11 +145,7 @@ def read_conll(
                 columns=width,
             )
         if not fields[token_at]:
-            raise UserError(
-                "tokens.empty_token",
-                "found an empty token, allowed: a token, or an empty line between sentences",
-                place=place,
-            )
+            raise _empty_token(path, number)
         name = "" if label_at == token_at else fields[label_at]
         if labelled and not name:
             raise UserError(
@@ -163,13 +163,41 @@ def read_conll(
         )
     _refuse_index(path, sentences, token_at, width)
     _refuse_header(path, sentences[0])
+    languages, sentences = _without_languages(path, sentences)
     names = [name for sentence in sentences for name in sentence.labels or ()]
+    stray = 0
+    if not all(names):
+        sentences = [sentence._replace(labels=None) for sentence in sentences]
+        stray = sum(map(bool, names))
     columns = (token_at, label_at, width)
-    if all(names):
-        return ConllFile(path, sentences, comments=len(comments), columns=columns)
-    sentences = [sentence._replace(labels=None) for sentence in sentences]
-    stray = sum(map(bool, names))
-    return ConllFile(path, sentences, stray, comments=len(comments), columns=columns)
+    return ConllFile(
+        path, sentences, stray, comments=len(comments), columns=columns, languages=languages
+    )
+
+
+def _without_languages(path: Path, sentences: list[Sentence]) -> tuple[list[str], list[Sentence]]:
+    """Returns the languages if one is before every token, and the sentences without them."""
+    if not all(_LANGUAGE.match(token) for sentence in sentences for token in sentence.tokens):
+        return [], sentences
+    found: set[str] = set()
+    shorter: list[Sentence] = []
+    for sentence in sentences:
+        languages, _, tokens = zip(
+            *(token.partition(":") for token in sentence.tokens), strict=True
+        )
+        if "" in tokens:
+            raise _empty_token(path, sentence.lines[tokens.index("")])
+        found.update(languages)
+        shorter.append(sentence._replace(tokens=[*tokens]))
+    return sorted(found), shorter
+
+
+def _empty_token(path: Path, line: int) -> UserError:
+    return UserError(
+        "tokens.empty_token",
+        "found an empty token, allowed: a token, or an empty line between sentences",
+        place=f"{path}: line {line}",
+    )
 
 
 def _comments(
@@ -230,24 +258,19 @@ def _json_kind(line: str, suffix: str) -> str | None:
 
 
 def _refuse_index(path: Path, sentences: Sequence[Sentence], token: int, width: int) -> None:
-    """Raises UserError if the tokens of each sentence are numbers that count up from 0 or 1."""
-    if width < 3 or all(len(sentence.tokens) < 2 for sentence in sentences):
-        return
-    for first in (0, 1):
-        if all(
-            sentence.tokens == [str(first + at) for at in range(len(sentence.tokens))]
-            for sentence in sentences
-        ):
-            raise UserError(
-                "tokens.index_column",
-                "found only the numbers of tokens in column {column} of {width}. Set "
-                "task.token_column to the column of the tokens, such as {following}, and "
-                "task.label_column to the column of the labels.",
-                place=path,
-                column=token,
-                width=width,
-                following=(token + 1) % width,
-            )
+    """Raises UserError if all tokens are numbers: those of the tokens, or of the sentences."""
+    tokens = [token for sentence in sentences for token in sentence.tokens]
+    if width >= 3 and len(tokens) > 1 and all(map(is_whole, tokens)):
+        raise UserError(
+            "tokens.index_column",
+            "found only numbers in column {column} of {width}. Set task.token_column to the "
+            "column of the tokens, such as {following}, and task.label_column to the column of the "
+            "labels.",
+            place=path,
+            column=token,
+            width=width,
+            following=(token + 1) % width,
+        )
 
 
 def _refuse_header(path: Path, first: Sentence) -> None:

@@ -50,7 +50,7 @@ class TokenClassificationSection(FilesSection):
     name of a column; by default, `tokens`, `words` or `text`."""
     label_column: int | str = -1
     """Column of the label, from 0. Negative numbers count from the end. In .jsonl and .parquet, the
-    name of a column; by default, `ner_tags`, `labels`, `tags`, `ner` or `label`."""
+    name of a column; by default, `ner_tags`, `ner`, `labels`, `tags` or `label`."""
     label_names: Strings = ()
     """Names of the labels if a .jsonl or .parquet has numbers without names."""
     separator: str | None = pydantic.Field(default=None, min_length=1)
@@ -127,6 +127,9 @@ class TokenClassificationSection(FilesSection):
             comments = "lines begin with # and are read as comments"
             found = {**split.findings, stray: file.stray_labels, comments: file.comments}
             notes += count_notes(file.path, found)
+            if file.languages:
+                shown = ", ".join(file.languages)
+                notes.append(f"{file.path}: the language before each token is removed: {shown}")
             notes += _contradictions(file, scheme) if exact else []
         return Family(
             heads=task_heads("token_classification", labels=labels, **facts),

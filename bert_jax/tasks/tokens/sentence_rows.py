@@ -9,12 +9,15 @@ from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, read_table
 from bert_jax.errors import UserError
 from bert_jax.tasks.family import no_rows
+from bert_jax.tasks.label_values import is_list_text
 from bert_jax.tasks.tokens.conll import ConllFile, Sentence
 from bert_jax.tasks.tokens.text_words import split_text
 
 SUFFIXES: Final = (".jsonl", ".parquet")
 TOKENS: Final = ("tokens", "words", "text")
-LABELS: Final = ("ner_tags", "labels", "tags", "ner", "label")
+LABELS: Final = ("ner_tags", "ner", "labels", "tags", "label")
+_LISTS: Final = TOKENS[:2]  # columns with lists of tokens rather than texts
+_ENTITIES: Final = ("ner_tags", "ner")  # columns that surely have labels of entities
 # `str.split()` would also split at no-break spaces, which labelled tokens may contain.
 _WHITE_SPACE: Final = re.compile("[ \t]+")
 
@@ -39,13 +42,15 @@ def read_sentence_rows(
         labelled: whether every token must have a label.
         token: column of the tokens. A number selects the first of `TOKENS` that exists.
         label: column of the labels. A number selects the first of `LABELS` that exists. Labels are
-            texts, or numbers of classes that `datasets` named.
+            texts, or numbers of classes that `datasets` named. Beside a column of parts of speech,
+            only `ner_tags` or `ner` need no name.
         names: names of numbered labels that have no names in the source.
         punctuation: whether to split texts without labels at punctuation.
 
     Raises:
         UserError: A row lacks tokens or required labels, does not have as many labels as tokens, or
-            has an unknown number as a label. There is no sentence.
+            has an unknown number as a label. Several columns may be the labels. The tokens are a
+            list written as text. There is no sentence.
     """
     table = read_table(source) if isinstance(source, Path) else _in_memory(source)
     sentences: list[Sentence] = []
@@ -53,8 +58,12 @@ def read_sentence_rows(
     for row in table:
         of_tokens = _column(row, token, TOKENS, "token_column") or ""
         column = _column(row, label, LABELS, "label_column", labelled)
+        if isinstance(label, int) and column is not None and column not in _ENTITIES:
+            _require_one(row)
         found = None if column is None else row.labels(column)
         whole = row.values[of_tokens]
+        if found is not None or of_tokens in _LISTS:
+            _refuse_list_text(row, of_tokens, whole)
         text = whole if isinstance(whole, str) and found is None and not labelled else None
         tokens = split_text(text, punctuation=punctuation) if text else _blank_split(whole)
         _require_tokens(row, of_tokens, tokens)
@@ -93,6 +102,32 @@ def _column(
             setting=key,
         )
     return found
+
+
+def _require_one(row: TableRow) -> None:
+    """Raises UserError if several columns have lists, because one may have parts of speech."""
+    lists = [name for name in LABELS if isinstance(row.values.get(name), list | tuple)]
+    if len(lists) > 1:
+        raise UserError(
+            "tokens.label_columns",
+            "found lists in the columns {found}. Set task.label_column to the column of the "
+            "labels.",
+            place=row.place,
+            found=lists,
+        )
+
+
+def _refuse_list_text(row: TableRow, column: str, tokens: Any) -> None:
+    """Raises UserError for tokens as pandas writes them to a CSV: ``"['EU', 'rejects']"``."""
+    if isinstance(tokens, str) and is_list_text(tokens.strip()):
+        raise UserError(
+            "tokens.list_text",
+            'column "{column}": found {found:.60}, a list written as text, allowed: a list. Write '
+            "the rows to a .jsonl or a .parquet.",
+            place=row.place,
+            column=column,
+            found=repr(tokens),
+        )
 
 
 def _blank_split(found: Any) -> Any:
