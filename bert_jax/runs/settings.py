@@ -22,6 +22,8 @@ PROVENANCE: Final = "provenance.json"
 RUN: Final = "a run directory of `bert-jax pretrain`, `finetune` or `import`"
 RUN_OR_CHECKPOINT: Final = f"{RUN}, or a Hugging Face or google-research/bert checkpoint"
 _MOST_NAMED: Final = 3
+# Settings that earlier versions wrote, with the values that have no effect.
+_REMOVED: Final[Mapping[str, tuple[Any, ...]]] = {"example_log": (False, True)}
 
 
 def read_settings(root: epath.Path) -> dict[str, Any]:
@@ -38,7 +40,20 @@ def read_settings(root: epath.Path) -> dict[str, Any]:
             "found no keys, allowed: the file that `bert-jax pretrain` wrote",
             place=path,
         )
-    return settings
+    return _without_removed(settings)
+
+
+def _without_removed(values: Any) -> Any:
+    """Drops the settings of `_REMOVED` from nested settings."""
+    if isinstance(values, list):
+        return [_without_removed(value) for value in values]
+    if not isinstance(values, dict):
+        return values
+    return {
+        key: _without_removed(value)
+        for key, value in values.items()
+        if value not in _REMOVED.get(key, ())
+    }
 
 
 def read_model(root: epath.Path, settings: Mapping[str, Any]) -> ModelSection:

@@ -9,7 +9,6 @@ import numpy as np
 
 from bert_jax.data import rng
 from bert_jax.data.host_share import ONE_HOST, HostShare
-from bert_jax.data.loader.batch_maker import attach
 from bert_jax.data.loader.data_position import PositionedBatches
 from bert_jax.data.loader.loader import Batches, background_batches
 from bert_jax.data.rows.collate import collate_tokens, pad_rows, stack_rows
@@ -122,33 +121,26 @@ class TrainBatches(PositionedBatches):
             order=("seed", "lengths", "max_length"),
         )
 
-    def make(self, step: int, *, with_examples: bool = False) -> Row:
+    def make(self, step: int) -> Row:
         """Returns this host's part of the batch of a step."""
         planned = self.plan.batch(step)
         size = -(-self.plan.batch_size // self._unit) * self._unit
         own = planned.rows[self._share.part(size)]
-        batch = collate(
+        return collate(
             self._split,
             own,
             batch_size=size // self._share.count,
             length=planned.length,
             pad_id=self._pad_id,
         )
-        if not with_examples:
-            return batch
-        return attach(batch, own[:, None].tolist(), epochs=[step // self.plan.steps] * len(own))
 
-    def batches(
-        self, *, first_step: int, run: range | None = None, with_examples: bool = False
-    ) -> Batches[Row]:
+    def batches(self, *, first_step: int, run: range | None = None) -> Batches[Row]:
         """Yields batches from `first_step` on. A background thread prepares them.
 
-        If `with_examples` is set, each batch includes the indices of its rows in the split. `run`
-        has no effect.
+        `run` has no effect.
         """
         del run
-        make = functools.partial(self.make, with_examples=with_examples)
-        return background_batches(make, first_step=first_step)
+        return background_batches(self.make, first_step=first_step)
 
 
 def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int) -> Row:

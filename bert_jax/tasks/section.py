@@ -85,9 +85,6 @@ class FinetuneSection(Section):
     """Time limit of a step. null: no limit."""
     log_every: int = pydantic.Field(default=20, ge=1)
     """Number of steps between logged metrics. Metrics are logged at least ten times in a run."""
-    example_log: bool = False
-    """Whether to log the rows of each step in `examples/` of the run directory, about 7 bytes per
-    row."""
     trackers: tuple[TrackerName, ...] = ()
     """Trackers of metrics besides metrics.jsonl and TensorBoard."""
 

@@ -134,7 +134,7 @@ def _run_steps(
     first = tracker.first_batch()
     ahead = range(tracker.progress.step, tracker.last_step)
     output.milestones.training(tracker.progress.step, until=tracker.next_evaluation)
-    with phase.loader.batches(first_step=first, run=ahead, with_examples=spec.example_log) as rows:
+    with phase.loader.batches(first_step=first, run=ahead) as rows:
         batches = prefetch_to_device(rows, spec.mesh, shares=spec.share.count, watch=output.watch)
         running: RunningStep | None = None
         for step, batch in enumerate(batches, start=tracker.progress.step + 1):

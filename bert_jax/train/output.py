@@ -8,7 +8,6 @@ from rich.console import Console
 from bert_jax.files.atomic import refusal_of
 from bert_jax.narration import narrator_of
 from bert_jax.task import Task
-from bert_jax.train.example_log import ExampleLog
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.metrics import Meter
 from bert_jax.train.metrics_writer import GOODPUT, RunWriter, Writer
@@ -22,11 +21,10 @@ from bert_jax.train.time_account import describe_goodput
 
 
 class Output(NamedTuple):
-    """The destinations of a run's metrics, examples, messages and milestones."""
+    """The destinations of a run's metrics, messages and milestones."""
 
     writer: Writer
     display: ProgressDisplay
-    examples: ExampleLog
     watch: Stopwatch
     milestones: Milestones
 
@@ -35,15 +33,13 @@ class Output(NamedTuple):
         self.writer.write(GOODPUT, step, self.watch.figures(finished=finished))
 
     def flush(self) -> None:
-        """Writes all buffered metrics and examples to files. Call it before a checkpoint."""
+        """Writes all buffered metrics to files. Call it before a checkpoint."""
         self.writer.flush()
-        self.examples.flush()
         self.milestones.flush()
 
     def rewind(self, step: int) -> None:
-        """After a rollback to `step`, drops the metrics and examples of later steps."""
+        """After a rollback to `step`, drops the metrics of later steps."""
         self.writer.rewind(step)
-        self.examples.rewind(step)
         self.watch.rewind(step)
 
     def tell_time(self, *, step: int, finished: bool) -> None:
@@ -60,7 +56,7 @@ class Output(NamedTuple):
 
         Raises nothing, because an exception here would hide the error that ended the run.
         """
-        parts = (self.display, self.writer, self.examples, self.milestones)
+        parts = (self.display, self.writer, self.milestones)
         for close in [part.close for part in parts]:
             if (reason := refusal_of(close)) is not None:
                 self.display.say(reason, style="bold red")
@@ -69,17 +65,10 @@ class Output(NamedTuple):
 def open_output(
     spec: TrainSpec, watch: Stopwatch, console: Console, *, progress: TrainProgress, last: int
 ) -> Output:
-    """Opens the output, and drops metrics and examples of steps that the run will repeat."""
+    """Opens the output, and drops metrics of steps that the run will repeat."""
     first = progress.step
     display = ProgressDisplay(narrator_of(console), first_step=first, total_steps=last)
     watch.resume(first)
-    examples = ExampleLog(
-        spec.run_dir,
-        resume_step=first,
-        share=spec.share,
-        enabled=spec.example_log,
-        say=display.say,
-    )
     writer = Writer(say=display.say)
     if jax.process_index() == 0:
         writer = RunWriter(
@@ -89,7 +78,7 @@ def open_output(
             say=display.say,
             trackers=spec.trackers,
         )
-    return Output(writer, display, examples, watch, spec.milestones or Milestones())
+    return Output(writer, display, watch, spec.milestones or Milestones())
 
 
 class PhaseReports:

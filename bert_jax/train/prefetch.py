@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from bert_jax.data.loader.batch_maker import detach
 from bert_jax.data.rows.collate import count_tokens
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.task import Batch, HostBatch
@@ -22,7 +21,6 @@ class DeviceBatch(NamedTuple):
     batch: Batch
     tokens: int  # number of tokens on all processes, without padding
     waited: float  # seconds that the loop waited for the batch
-    examples: dict[int, list[int]] | None  # this process's examples by epoch, if requested
 
 
 _WAITS: Final[list[None]] = []  # one entry per active block of `waiting_for_input`
@@ -65,9 +63,8 @@ def prefetch_to_device(
         waited = time.perf_counter() - started
         if host is None:
             return
-        host, examples = detach(host)
         tokens = count_tokens(host) * shares
-        yield DeviceBatch(to_devices(host, sharding, shares=shares), tokens, waited, examples)
+        yield DeviceBatch(to_devices(host, sharding, shares=shares), tokens, waited)
 
 
 def to_devices(host: HostBatch, sharding: NamedSharding, *, shares: int) -> Any:

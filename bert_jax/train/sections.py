@@ -267,9 +267,6 @@ class TrainSection(Section):
     """Steps between comparisons of the state's replicas. null: no comparisons."""
     log_every: int = pydantic.Field(default=10, ge=1)
     """Steps between reports of metrics."""
-    example_log: bool = False
-    """Whether to log the examples of each step in `examples/` of the run. It takes about 7 bytes
-    per example."""
     trackers: tuple[TrackerName, ...] = ()
     """Destinations of metrics in addition to metrics.jsonl and TensorBoard."""
     watchdog: WatchdogSection | None = WatchdogSection()

@@ -36,16 +36,11 @@ Evaluate: TypeAlias = Callable[[Params, Params], Mapping[str, float]]
 class BatchSource(Protocol):
     """The batches of a phase, readable from any step."""
 
-    def batches(
-        self, *, first_step: int, run: range | None = None, with_examples: bool = False
-    ) -> HostBatches:
+    def batches(self, *, first_step: int, run: range | None = None) -> HostBatches:
         """Returns this host's rows of all batches from index `first_step` on.
 
         `run` has the steps of the run, from 0, at which these batches are trained. Rows that change
         during the run depend on it. None: outside a run.
-
-        With `with_examples`, each batch includes the indices of its examples
-        (`bert_jax.data.loader.batch_maker`).
         """
         ...
 
@@ -144,7 +139,6 @@ class TrainSpec:
     # Writes configuration, tokenizer and provenance into a folder: the run directory or a dump
     write_config: Callable[[epath.Path], None]
     allow_data_change: bool  # whether data may have changed since the last checkpoint
-    example_log: bool  # whether to log the examples of each step
     trackers: Sequence[sections.TrackerName]
     started: float  # Unix time at which this process, or a later run in it, started
     watchdog: sections.WatchdogSection | None

@@ -121,7 +121,6 @@ class StepRunner:
         self.watchdog.step_done()
         self.output.display.step_done(running.step)
         self.profile.step_done(running.step)
-        self.output.examples.write(running.batch.examples, self.tracker.progress)
         if bad:
             state = self._respond(bad, running, state)
         reports.add(running.batch)

@@ -139,7 +139,6 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "log_every": 1,
         "evaluation": {"every": 6, "examples": 16},
         "checkpoint": {"every": EVERY, "keep_last": 100},
-        "example_log": True,
     }
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
 

@@ -35,12 +35,11 @@ def config(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def alone(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in one process, with an example log. Tests must not write into it."""
+    """A run in one process. Tests must not write into it."""
 
     def make(run: Path) -> None:
-        more = (f"run_dir={run}", "train.example_log=true")
         out = tmp_path_factory.mktemp("alone")
-        with start("pretrain", config, *more, count=1, directory=out) as job:
+        with start("pretrain", config, f"run_dir={run}", count=1, directory=out) as job:
             assert job.wait() == [0], job.said()
 
     return made_once(tmp_path_factory, "alone", make)

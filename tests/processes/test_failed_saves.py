@@ -79,14 +79,3 @@ def test_all_processes_stop_if_one_cannot_save(config: Path, tmp_path: Path) -> 
         (line,) = (line for line in host.err.splitlines() if line.startswith("bert-jax: "))
         assert keyed(line).key == "checkpoint.not_saved"
         assert re.search(r"process 1 \(.*\): File too large\)", line)
-
-
-@pytest.mark.chaos
-def test_an_unwritable_example_log_fails_every_save(config: Path, tmp_path: Path) -> None:
-    """A checkpoint depends on the example log, so no process begins to save."""
-    run = tmp_path / "run"
-    more = (f"run_dir={run}", *MANY, "train.example_log=true")
-    with start("pretrain", config, *more, count=2, directory=tmp_path) as job:
-        job.wait_until(lambda: saved(run) > 0)
-        has_room(job[1], limit=1000)
-        assert job.wait(timeout=SOON) == [1, 1], job.said()

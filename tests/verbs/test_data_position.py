@@ -1,17 +1,17 @@
-"""A run's data position: interrupted runs still see every example once per epoch."""
+"""A run's data position: an interrupted run continues with the next row."""
 
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.train.example_log import read_example_log, times_seen
+from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.time_account import read_goodput
-from tests.project import MESH, ok, one_phase, project_config, refused, refuses, write_config
+from tests.project import MESH, ok, one_phase, project_config, refused, write_config
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +33,24 @@ def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "log_every": 2,
         "evaluation": None,
         "checkpoint": {"every": 4},
-        "example_log": True,
     }
     values["train"]["phases"][0]["seq_length"] = 32
     ok("examples", write_config(root / "examples.yaml", values))
     return values
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The rows of each step that this process trains, in order: tokens [rows, length]."""
+    found: list[np.ndarray] = []
+    run_step = StepPrograms.__call__
+
+    def recorded(programs: StepPrograms, state: Any, batch: Any, *others: Any) -> Any:
+        found.append(np.asarray(batch["input_ids"]))
+        return run_step(programs, state, batch, *others)
+
+    monkeypatch.setattr(StepPrograms, "__call__", recorded)
+    return found
 
 
 def cut_back(run_dir: Path, copy: Path, *, step: int) -> Path:
@@ -52,59 +65,31 @@ def cut_back(run_dir: Path, copy: Path, *, step: int) -> Path:
 @pytest.mark.parametrize(
     "packing", [None, pytest.param({"max_examples": 4}, marks=pytest.mark.chaos)]
 )
-def test_interrupted_runs_see_every_example_once(
-    small: dict[str, Any], tmp_path: Path, packing: dict[str, int] | None
+def test_an_interrupted_run_trains_every_row_once_and_in_order(
+    small: dict[str, Any], tmp_path: Path, packing: dict[str, int] | None, rows: list[np.ndarray]
 ) -> None:
     values = json.loads(json.dumps(small))
     values["train"]["phases"][0]["packing"] = packing
     config = write_config(tmp_path / "run.yaml", values)
     whole = tmp_path / "whole"
     ok("pretrain", config, f"run_dir={whole}")
+    expected = np.concatenate(rows)
+    rows.clear()
     cut = cut_back(whole, tmp_path / "cut", step=4)
-    last = json.loads((cut / "examples" / "0.jsonl").read_text().splitlines()[-1])
-    assert last["step"] == 12
-    # Add the log of an earlier process, whose steps beyond step 4 must be ignored.
-    gone = json.dumps(last | {"step": 3}) + "\n" + json.dumps(last) + "\n"
-    (cut / "examples" / "3.jsonl").write_text(gone)
     other = ("mesh.data=2", "mesh.tensor=2", "mesh.fsdp=2", "train.phases.0.batch_size=16")
     ok("pretrain", config, f"run_dir={cut}", *other)
-    assert (cut / "examples" / "3.jsonl").read_text() == json.dumps(last | {"step": 3}) + "\n"
-    (cut / "examples" / "3.jsonl").unlink()
-    log = cut / "examples" / "0.jsonl"
-    first, second, *others = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join([first, b"\xff" + second, *others]))  # damaged
-    with refuses("example_log.step_missing", step=2):
-        times_seen(cut)
-    log.write_bytes(b"".join([first, second, *others]))
-
-    count = len(open_dataset(values["train"]["phases"][0]["dataset"], "train"))
-    seen = times_seen(cut)
-    *over, unfinished = sorted(seen)
-    assert [epoch.epoch for epoch in over] == list(range(len(over)))
-    assert len(over) >= 2
-    for epoch in over:
-        assert seen[epoch] == dict.fromkeys(range(count), 1)
-    assert set(seen[unfinished].values()) == {1}
-    # The interrupted run reads the examples in the same order as the uninterrupted run.
-    assert in_order(cut)[: len(in_order(whole))] == in_order(whole)
+    found = np.concatenate(rows)
+    assert len(found) == 8 * 16
+    np.testing.assert_array_equal(found[: 8 * 8], expected[4 * 8 :])
     assert [line["step"] for line in read_metrics(cut, kind="train")] == [2, 4, 6, 8, 10, 12]
 
 
-def in_order(run_dir: Path) -> list[tuple[int, int]]:
-    """Returns (epoch, example) for all steps."""
-    return [
-        (epoch.epoch, example)
-        for step in read_example_log(run_dir).values()
-        for epoch, examples in sorted(step.items())
-        for example in examples
-    ]
-
-
-def test_only_the_example_log_is_off_by_default(small: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_accounts_for_its_time_and_sets_damaged_lines_aside(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
     config = write_config(tmp_path / "run.yaml", small)
     run_dir = tmp_path / "run"
-    output = ok("pretrain", config, f"run_dir={run_dir}", "train.example_log=false")
-    assert not (run_dir / "examples").exists()
+    output = ok("pretrain", config, f"run_dir={run_dir}")
     assert "where the time went: " in output
     account = read_goodput(run_dir)
     assert account is not None
@@ -157,10 +142,6 @@ def test_changed_data_are_refused_or_used_with_a_warning(
         "train.phases.0.dataset",
         "train.phases.0.steps",
     }
-    count = len(open_dataset(tmp_path / "dataset", "train"))
-    seen = times_seen(run_dir)
-    assert len({epoch.data for epoch in seen}) == 2
-    assert dict.fromkeys(range(count), 1) in seen.values()  # first epoch of the new data
     # The run has recorded the new data, so it resumes without the option.
     output = ok("pretrain", config, *more, "seed=4")
     assert "--allow-data-change" not in output
@@ -176,10 +157,6 @@ def test_changed_masking_continues_with_the_next_row(small: dict[str, Any], tmp_
     output = ok("pretrain", config, *other, "--allow-data-change")
     said = "masking.rate was 0.15, is 0.3; phase 0 had read 32 rows and resumes at row 32"
     assert said in output
-    steps = [list(step.values()) for step in read_example_log(run_dir).values()]
-    rows = [example for step in steps for examples in step for example in examples]
-    count = len(open_dataset(small["train"]["phases"][0]["dataset"], "train"))
-    assert len(set(rows[:count])) == min(count, len(rows))  # each example once in the first epoch
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.training.evaluation import open_data
 from bert_jax.tasks.training.setup import prepare
-from bert_jax.train.example_log import times_seen
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.verbs.finetune import finetune_settings
 from tests.project import invoke, ok, refused, refuses, write_config
@@ -54,7 +53,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a configuration, its tables and the fine-tuned run."""
     root = tmp_path_factory.mktemp("tuned")
     # Dropout tests that a stopped run restores its random key.
-    changes = {"epochs": 3, "optimizer": {"learning_rate": 2e-3}, "example_log": True}
+    changes = {"epochs": 3, "optimizer": {"learning_rate": 2e-3}}
     changes |= {"dropout": 0.1, "accumulation": 2}
     (root / "said.txt").write_text(ok("finetune", config_file(root, **changes)), encoding="utf-8")
     return root
@@ -89,13 +88,6 @@ def test_few_dev_rows_share_one_program(tuned: Path) -> None:
     begun = re.compile(r"compiling the model for (\d+) × .* …$", re.MULTILINE)
     assert begun.findall(said) == ["8"], said
     assert begun.findall(ok("evaluate", tuned / "tuned")) == ["8"]
-
-
-def test_every_epoch_has_every_row_once(tuned: Path) -> None:
-    seen = times_seen(tuned / "tuned")
-    assert [epoch.epoch for epoch in sorted(seen)] == [0, 1, 2]
-    for epoch in seen.values():
-        assert epoch == dict.fromkeys(range(160), 1)
 
 
 def test_repeating_the_command_changes_no_file(tuned: Path) -> None:

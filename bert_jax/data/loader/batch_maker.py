@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,31 +11,7 @@ from bert_jax.data import rng
 from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.data_position import BatchSizes
 from bert_jax.data.loader.row_order import RowOrder
-from bert_jax.task import ChangingTransform, HostBatch, Row, RowTransform
-
-_KEY: Final = "example_indices"
-_NONE: Final = -1
-
-
-def attach(batch: Row, indices: Sequence[Sequence[int]], *, epochs: Sequence[int]) -> Row:
-    """Adds the epoch of each row and the dataset indices of its examples, for use on the host."""
-    table = np.full((len(indices), 1 + max(map(len, indices), default=0)), _NONE, np.int64)
-    for row, (epoch, examples) in enumerate(zip(epochs, indices, strict=True)):
-        table[row, : 1 + len(examples)] = epoch, *examples
-    return {**batch, _KEY: table}
-
-
-def detach(batch: HostBatch) -> tuple[HostBatch, dict[int, list[int]] | None]:
-    """Returns a batch without the array of `attach`, and the example indices by epoch.
-
-    The indices are None if the batch has no such array.
-    """
-    if _KEY not in batch:
-        return batch, None
-    found: dict[int, list[int]] = {}
-    for epoch, *examples in batch[_KEY].tolist():
-        found.setdefault(epoch, []).extend(index for index in examples if index != _NONE)
-    return {name: batch[name] for name in batch if name != _KEY}, found
+from bert_jax.task import ChangingTransform, Row, RowTransform
 
 
 class ExampleSequence(Protocol):
@@ -62,7 +38,6 @@ class TrainingBatch:
     seed: int  # seed of the masks
     phase: int  # index of the phase in the run
     order: RowOrder
-    with_examples: bool = False  # whether to `attach` the examples of each row
     ahead: int = 0  # step of the run minus index of the batch
     total: int = 0  # steps of the run; 0 outside a run
 
@@ -83,8 +58,7 @@ class TrainingBatch:
         transform = self.transform
         if self.total and isinstance(transform, ChangingTransform):
             transform = transform.at((step + self.ahead) / self.total)
-        batch = transform.batch(records, streams)
-        return attach(batch, indices, epochs=epochs) if self.with_examples else batch
+        return transform.batch(records, streams)
 
 
 @dataclasses.dataclass(frozen=True)

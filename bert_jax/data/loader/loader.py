@@ -213,17 +213,14 @@ class Loader(PositionedBatches):
         """Number of rows in an epoch, over all hosts."""
         return self._make.order.rows
 
-    def batches(
-        self, *, first_step: int, run: range | None = None, with_examples: bool = False
-    ) -> Batches[Row]:
+    def batches(self, *, first_step: int, run: range | None = None) -> Batches[Row]:
         """Returns an endless stream: this host's part of the batches from ``first_step``.
 
-        Each batch is a dict of arrays ``[batch_size / share.count, ...]``. With ``with_examples``
-        it also has the indices of its examples; see `bert_jax.data.loader.batch_maker.detach`.
-        ``run`` has the steps of the run at which the batches are trained. It changes the batches of
-        a `bert_jax.task.ChangingTransform`.
+        Each batch is a dict of arrays ``[batch_size / share.count, ...]``. ``run`` has the steps of
+        the run at which the batches are trained. It changes the batches of a
+        `bert_jax.task.ChangingTransform`.
         """
-        make = dataclasses.replace(self._make, with_examples=with_examples)
+        make = self._make
         if run is not None:
             make = dataclasses.replace(make, ahead=run.start - first_step, total=run.stop)
         return _endless(make, self._section, first_step=first_step)

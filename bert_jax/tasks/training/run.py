@@ -116,7 +116,6 @@ def _train_spec(
         initial_params=functools.partial(origin_params, prepared),
         write_config=write_config if jax.process_index() == 0 else lambda folder: None,
         allow_data_change=settings.allow_data_change,
-        example_log=section.example_log,
         trackers=section.trackers,
         watchdog=section.watchdog,
         started=settings.started,

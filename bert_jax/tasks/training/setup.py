@@ -53,7 +53,6 @@ FREE: Final = (
     "finetune.log_every",
     "finetune.trackers",
     "finetune.report_sentence",
-    "finetune.example_log",
     "finetune.checksum_every",
     *(f"finetune.bad_steps.{name}" for name in BadStepsSection.model_fields),
     "finetune.watchdog",
