@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.finished_runs import RunFolder
-from benchmarks.reference_curves import write_curve
 from benchmarks.speedrun import page
 from benchmarks.speedrun.corpus import check_corpus
 from benchmarks.speedrun.plot import plot
@@ -53,7 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--into", type=Path, required=True, help="directory of all output")
     parser.add_argument("--recipe", help="configuration to enter instead of the tier's")
     parser.add_argument("--page", type=Path, default=PAGE, help="page with the record table")
-    parser.add_argument("--curves", type=Path, help="folder for reference curves")
     parser.add_argument("--plot", type=Path, help="SVG file; needs matplotlib")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--configs", action="store_true", help="write configurations only")
@@ -89,15 +87,6 @@ def run(asked: argparse.Namespace) -> None:
         name, tier, corpus=corpus, runs=runs, verdict=verdict, tuned=tuned, tasks=tasks
     )
     page.add_rows(asked.page, mark, rows)
-    if asked.curves:
-        for recipe, records in runs.items():
-            label = f"{mark}: {recipe}"
-            write_curve(
-                asked.curves / f"{label.replace(': ', '-').replace(' ', '-')}.json",
-                label,
-                records,
-                folder,
-            )
     shown = dict(runs)
     if "ablation" in asked.stages:
         found = speedrun.ablation(only_configs=asked.configs)

@@ -87,12 +87,6 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
 @click.argument("config", type=base.PATH, metavar="[CONFIG | RUN_DIR]", required=False)
 @base.overrides_argument
 @click.option(
-    "--curves",
-    type=base.PATH,
-    metavar="DIR",
-    help="Folder of reference curves for a run directory. [default: the package's]",
-)
-@click.option(
     "--first-hour",
     "report_file",
     type=base.PATH,
@@ -100,14 +94,11 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
     help="With CONFIG: describe this machine, train up to 100 steps, and write a report.",
 )
 @base.verb
-def doctor(
-    config: str | None, overrides: tuple[str, ...], curves: str | None, report_file: str | None
-) -> None:
+def doctor(config: str | None, overrides: tuple[str, ...], report_file: str | None) -> None:
     """Check installed software, devices, and the inputs of a run before it starts.
 
-    With a run directory: verify every file in it, and compare its loss with the stored curve of the
-    same recipe, if there is one. Exit codes: 0 no problem, 1 a file is damaged, a run would fail,
-    or an answer of --first-hour differs from what we expect.
+    With a run directory: verify every file in it. Exit codes: 0 no problem, 1 a file is damaged, a
+    run would fail, or an answer of --first-hour differs from what we expect.
     """
     from rich.console import Console
 
@@ -129,7 +120,7 @@ def doctor(
     from bert_jax.verbs.doctor import config_findings, machine_findings, run_findings
 
     if config and of_run:
-        findings = run_findings(config, curves=curves)
+        findings = run_findings(config)
     else:
         findings = machine_findings(MeshSection()) if loaded is None else config_findings(loaded)
     report = show(findings, Console())

@@ -9,11 +9,10 @@ from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import is_google_bert, open_google_bert
 from bert_jax.diagnostics.findings import Finding, checked, ok, problem, warn
-from bert_jax.diagnostics.reference_curve import TOPIC, check_curve
 from bert_jax.errors import UserError, differing
 from bert_jax.files.line_log import parse_lines
 from bert_jax.files.read import read_bytes
-from bert_jax.runs.run_directory import CHECKPOINTS, Run, open_run, read_run_provenance
+from bert_jax.runs.run_directory import CHECKPOINTS, open_run, read_run_provenance
 from bert_jax.train.checkpoint_manifest import foreign_files, read_manifest
 from bert_jax.train.checkpoint_retention import CheckpointDirectory
 from bert_jax.train.metrics_writer import METRICS, is_figures
@@ -23,15 +22,13 @@ from bert_jax.train.time_account import describe_goodput, read_goodput
 _TRAIN: Final = "train"
 
 
-def check_run(run_dir: str, *, curves: str | None = None) -> Iterator[Finding]:
+def check_run(run_dir: str) -> Iterator[Finding]:
     """Verifies every file of a run directory; see `bert_jax.verbs.doctor.run_findings`."""
     root = epath.Path(run_dir)
     provenance: dict[str, Any] = {}
-    opened: list[Run] = []
 
     def check_configuration() -> str:
-        run = open_run(root)
-        opened.append(run)
+        open_run(root)
         provenance.update(read_run_provenance(root))
         return "config.yaml, tokenizer and provenance.json agree"
 
@@ -39,8 +36,6 @@ def check_run(run_dir: str, *, curves: str | None = None) -> Iterator[Finding]:
     yield from _check_checkpoints(root / CHECKPOINTS)
     if (root / METRICS).exists():
         yield checked("metrics", lambda: _check_metrics(root / METRICS))
-        for run in opened:
-            yield from _check_curve(run, curves)
     try:
         RollbackLog(root)
     except UserError as error:
@@ -74,13 +69,6 @@ def _check_checkpoints(path: epath.Path) -> Iterator[Finding]:
             yield warn(topic, f"{foreign[0]}{more} is not part of the checkpoint and is ignored")
     if not found.steps():
         yield problem("checkpoints", f"no complete checkpoint in {path}")
-
-
-def _check_curve(run: Run, curves: str | None) -> Iterator[Finding]:
-    try:
-        yield from check_curve(run, curves)
-    except UserError as error:
-        yield problem(TOPIC, str(error))
 
 
 def _check_metrics(path: epath.Path) -> str:

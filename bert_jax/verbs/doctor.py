@@ -104,18 +104,16 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
         yield from _check_step_memory(config)
 
 
-def run_findings(run_dir: str, *, curves: str | None = None) -> Iterator[Finding]:
+def run_findings(run_dir: str) -> Iterator[Finding]:
     """Verifies a run directory, local or gs://; yields its findings.
 
     ``Finding("problem", "checkpoint 4000", "params/d/1f… is missing")``
 
-    Reads all checkpoints, settings, metrics and datasets. Changes no file. If `curves`, a folder,
-    has a reference curve of the run's recipe, compares the run with it; by default, the folder of
-    the package.
+    Reads all checkpoints, settings, metrics and datasets. Changes no file.
     """
     with doing("starting JAX", at_once=True):
         from bert_jax.diagnostics.run_directory import check_run
-    yield from check_run(run_dir, curves=curves)
+    yield from check_run(run_dir)
 
 
 class _Trained(NamedTuple):
