@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+import pandas as pd
 import pyarrow
 import pytest
 import torch
@@ -99,7 +100,6 @@ def test_predictions_for_all_row_forms_equal_hugging_faces(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
 ) -> None:
     import datasets
-    import pandas
 
     model, reference = classifier
     pairs = [("w1 w2", "w3"), ("w7x1", "w8 w9"), ("w4", "w4")]
@@ -111,7 +111,7 @@ def test_predictions_for_all_row_forms_equal_hugging_faces(
         np.asarray(pairs),
         dicts,
         {"text": [text for text, _ in pairs], "pair": np.asarray([pair for _, pair in pairs])},
-        pandas.DataFrame(dicts),
+        pd.DataFrame(dicts),
         datasets.Dataset.from_list(dicts),
         pyarrow.Table.from_pylist(dicts),
         iter(pairs),
@@ -155,6 +155,8 @@ def test_calls_of_the_same_shape_compile_once(
         ([{"text": None}], "table.not_text", "rows: row 1", "null"),
         ({"text": ["a", "b"], "pair": ["c"]}, "rows.column_lengths", "rows", ["text 2", "pair 1"]),
         (3, "rows.kind", "rows", "int"),
+        (pd.DataFrame([["a", "b"]], columns=["text"] * 2), "rows.column_twice", "rows", "text"),
+        (pyarrow.table([["a"], ["b"]], ["text"] * 2), "rows.column_twice", "rows", "text"),
     ],
 )
 def test_unreadable_rows_are_named(

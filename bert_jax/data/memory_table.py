@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol, Self, TypeAlias
@@ -59,7 +60,8 @@ class MemoryTable:
 
         ``MemoryTable.of({"text": ["a", "b"]}).rows -> ({"text": "a"}, {"text": "b"})``
 
-        Raises UserError if a row is not a text, tuple or dict, or if column lengths differ.
+        Raises UserError if a row is not a text, tuple or dict, if column lengths differ, or if two
+        columns have the same name.
         """
         each = enumerate(_each(rows, name), start=1)
         found = tuple(_row(row, f"{name}: row {at}") for at, row in each)
@@ -151,10 +153,12 @@ def _each(rows: Any, name: str) -> Iterable[Any]:
     if isinstance(rows, Mapping):
         return _of_columns(rows, name)
     if hasattr(rows, "to_pylist"):  # pyarrow
+        _refuse_repeated(getattr(getattr(rows, "schema", None), "names", ()), name)
         return rows.to_pylist()
     if hasattr(rows, "to_dicts"):  # polars
         return rows.to_dicts()
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas
+        _refuse_repeated(rows.columns, name)
         return rows.to_dict("records")
     # A `datasets.Dataset` yields dicts.
     if isinstance(rows, Iterable) and not isinstance(rows, bytes):
@@ -166,6 +170,19 @@ def _each(rows: Any, name: str) -> Iterable[Any]:
         place=name,
         found=type(rows).__name__,
     )
+
+
+def _refuse_repeated(columns: Iterable[Any], table: str) -> None:
+    """Raises UserError if two columns have the same name, since a dict would keep only one."""
+    for column, times in Counter(map(str, columns)).items():
+        if times > 1:
+            raise UserError(
+                "rows.column_twice",
+                'found the column "{found}" {times} times, allowed: once. Rename the others.',
+                place=table,
+                found=column,
+                times=times,
+            )
 
 
 def _of_columns(columns: Mapping[str, Sequence[Any]], table: str) -> list[dict[str, Any]]:

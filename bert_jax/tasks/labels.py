@@ -166,7 +166,8 @@ class Labelling(NamedTuple):
         """Returns a copy with the labels of a training set.
 
         Labels are sorted, integers by value. `typed` says whether the table distinguishes numbers
-        from texts. Raises UserError if there are fewer than two labels.
+        from texts. Raises UserError if there are fewer than two labels, or if truth values are
+        written as words and as numbers.
         """
         if self.problem == "regression":
             return self._replace(names=(self.column,))
@@ -178,6 +179,7 @@ class Labelling(NamedTuple):
                 names.update(self.names_in(row))
             except RowError as error:  # `target` raises the error later
                 refused = refused or error
+        _refuse_mixed_truth(names, self._place(rows[0]))
         if len(names) < 2:
             if refused is not None:
                 raise refused
@@ -233,6 +235,20 @@ def _refuse_vectors(rows: Sequence[TextRow], place: str) -> None:
             place=place,
             found=lists[0],
             example=[f"class{at}" for at, each in enumerate(lists[0]) if each],
+        )
+
+
+def _refuse_mixed_truth(names: Collection[str], place: str) -> None:
+    """Raises RowError if labels are both ``true`` and ``1``, which most programs take as equal."""
+    words = [name for name in names if _truth(name) in ("true", "false")]
+    numbers = [*filter(is_whole, names)]
+    if words and numbers and len(words) + len(numbers) == len(names):
+        raise RowError(
+            "label.mixed_truth",
+            "found the labels {found}, allowed: words or numbers. Write true and false as 1 and 0, "
+            "or the numbers as words.",
+            place=place,
+            found=sorted(names),
         )
 
 

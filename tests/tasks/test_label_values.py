@@ -191,6 +191,18 @@ def test_vectors_of_classes_are_no_names(label: list[Any], tmp_path: Path) -> No
         section.open(opening(tmp_path, "train"))
 
 
+@pytest.mark.parametrize("labels", [[True, False, 1, 0], [True, 0], ["1", "False"]])
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_truth_values_as_words_and_as_numbers_are_refused(
+    form: str, labels: list[Any], tmp_path: Path
+) -> None:
+    path = write(tmp_path, "train", form, labels * 4)
+    place = f'{path}: line {1 + (form == "csv")}: column "label"'
+    spelled = [str(each) if form == "csv" else json.dumps(each).strip('"') for each in labels]
+    with refuses("label.mixed_truth", place=place, found=sorted({*spelled})):
+        open_files(tmp_path, "train", train=path)
+
+
 def test_decimal_commas_are_no_names(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text("text;label\n" + "".join(f"a{at};{at},5\n" for at in range(8)))

@@ -45,6 +45,32 @@ def test_ids_may_be_numbers_and_titles_null(tmp_path: Path) -> None:
     assert (only.id, only.title) == ("51870", "")
 
 
+def test_offsets_may_be_whole_floats(tmp_path: Path) -> None:
+    content = squad((TOWER, [question("a", "when", ("1889", 32))]), version="1.1")
+    answer = content["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]
+    answer["answer_start"] = 32.0  # pandas, if other rows have no answer
+    (only,) = _read(write(tmp_path / "x.json", content)).questions
+    assert only.answers == (Answer("1889", 32),)
+    answer["answer_start"] = 32.5
+    with refuses("setting.value", found="32.5"):
+        _read(write(tmp_path / "x.json", content))
+    for answers in ({"text": ["1889"], "answer_start": [32.0]}, [{**answer, "answer_start": 32.0}]):
+        path = rows_file(tmp_path / "rows.parquet", [answers])
+        (only,) = read_question_rows(path, version="auto", needs_answers=True).questions
+        assert only.answers == (Answer("1889", 32),)
+
+
+def test_an_impossible_row_has_no_answers(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    row = {"context": TOWER, "question": "who", "is_impossible": True, "answers": NONE}
+    path.write_text(json.dumps(row))
+    (only,) = read_question_rows(path, version="2.0", needs_answers=False).questions
+    assert only.answers is None
+    path.write_text(json.dumps(row | {"answers": ANSWER}))
+    with refuses("squad.impossible_with_answers", place=f"{path}: line 1", answers=2):
+        read_question_rows(path, version="auto", needs_answers=True)
+
+
 @pytest.mark.parametrize(
     ("says", "impossible", "expected"),
     [

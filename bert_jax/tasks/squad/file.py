@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import pydantic
 from etils import epath
@@ -97,6 +97,16 @@ def checked_file(source: object, version: Version, questions: list[SquadQuestion
     return SquadFile(version, questions)
 
 
+def impossible_with_answers(place: str, answers: int) -> UserError:
+    """Returns the error for a question that is impossible, but has answers."""
+    return UserError(
+        "squad.impossible_with_answers",
+        "found is_impossible with {answers} answers, allowed: none",
+        place=place,
+        answers=answers,
+    )
+
+
 def find_answer(context: str, answer: Answer) -> tuple[int, int] | None:
     """Returns (start, exclusive end) of an answer in its context, or None if it is not there.
 
@@ -124,9 +134,14 @@ class _Node(Section):
     model_config = pydantic.ConfigDict(extra="ignore")
 
 
+def whole_offset(value: Any) -> Any:
+    """Returns a whole number of type float, as pandas writes it, as an integer: 3.0 → 3."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class _Answer(_Node):
     text: str
-    answer_start: int
+    answer_start: Annotated[int, pydantic.BeforeValidator(whole_offset)]
 
 
 class _Question(_Node):
@@ -174,12 +189,7 @@ def _questions(
                 first=first,
             )
         if question.is_impossible and question.answers:
-            raise UserError(
-                "squad.impossible_with_answers",
-                "found is_impossible with {answers} answers, allowed: none",
-                place=f"{path}: {place}",
-                answers=len(question.answers),
-            )
+            raise impossible_with_answers(f"{path}: {place}", len(question.answers))
         answers = _answers(question, version=version)
         if answers is None and needs_answers:
             raise UserError(

@@ -6,7 +6,14 @@ from typing import Any, Final, Literal
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, read_table
 from bert_jax.errors import UserError
-from bert_jax.tasks.squad.file import Answer, SquadFile, SquadQuestion, checked_file
+from bert_jax.tasks.squad.file import (
+    Answer,
+    SquadFile,
+    SquadQuestion,
+    checked_file,
+    impossible_with_answers,
+    whole_offset,
+)
 
 SUFFIXES: Final = (".jsonl", ".parquet")
 
@@ -73,11 +80,13 @@ def read_question_rows(
 def _answers(row: TableRow, *, lenient: bool) -> tuple[Answer, ...] | None:
     """Returns the answers of a row, () if there are none, and None if they are unknown."""
     found = row.values.get("answers")
+    pairs = _pairs(found)
     if row.values.get("is_impossible") is True:
+        if pairs:
+            raise impossible_with_answers(row.place, len(pairs))
         return ()
     if found is None:
         return None
-    pairs = _pairs(found)
     if pairs is None and lenient:
         return None
     if pairs is None or not all(isinstance(t, str) and _is_offset(start) for t, start in pairs):
@@ -94,9 +103,9 @@ def _pairs(found: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(found, dict):
         texts, starts = found.get("text"), found.get("answer_start")
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
-            return list(zip(texts, starts, strict=True))
+            return list(zip(texts, map(whole_offset, starts), strict=True))
     elif isinstance(found, list) and all(isinstance(each, dict) for each in found):
-        return [(each.get("text"), each.get("answer_start")) for each in found]
+        return [(each.get("text"), whole_offset(each.get("answer_start"))) for each in found]
     return None
 
 
