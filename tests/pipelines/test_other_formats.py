@@ -107,6 +107,9 @@ CONLL_U = (
         ("a.txt", TSV, "a TSV table"),
         ("a", "label\ttext\n" + 'x\tSay "no.\n' * 2, "a TSV table"),
         ("a.txt", quoted_tsv(), "a TSV table"),
+        ("a.txt", "Hi.\tSalut.\nRun!\tCours !\nWho?\tQui ?\n" * 2, "a TSV table"),
+        ("a.txt", "Ann\tHello.\nBen\tWho is it?\nAnn\tMe.\n" * 2, "a TSV table"),
+        ("a.txt", "word\tmeaning\ndog\ta domestic animal\ncat\ta pet\n", "a TSV table"),
         ("a.txt", "| a | b |\n|---|:-:|\n| One. | 1 |\n| Two. | 2 |\n", "a Markdown table"),
         ("a.md", "a | b\n--- | ---\nOne. | 1\n", "a Markdown table"),
         ("a.txt", "+---+---+\n| a | b |\n+---+---+\n| 1 | 2 |\n+---+---+\n", "a Markdown table"),
@@ -205,6 +208,7 @@ PROSE = [
     "Milk, 2 litres\nBread, 1 loaf\nEggs, 12\nSalt, 1 kg\nTea, 2 packs\n",
     # Numbers, lists, headings and contents.
     "In 1,000 years.\nOf 2,000 men.\nBy 3,000 votes.\nTo 4,000 more.\nAt 5,000 feet.\n",
+    "1,000 men came.\n2,500 stayed.\n3,000 left.\n4,200 slept.\n5,100 woke.\n",
     "1,234\n5,678\n9,012\n3,456\n7,890\n",
     "3,14\n2,72\n1,41\n1,73\n0,58\n",
     "1. One.\n2. Two.\n3. Three.\n- Four.\n* Five.\n",
@@ -213,6 +217,8 @@ PROSE = [
     "Introduction\t1\nMethods\t5\nResults\t12\nDiscussion\t20\nReferences\t31\n",
     "Introduction ........ 1\nMethods ........ 5\nResults ........ 12\n" * 2,
     "A table in Markdown.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nIt has one row.\n",
+    "dog\ta domestic animal\ncat\ta small animal\ncow\ta large animal\nox\ta bovine\n",
+    "beak\tthe nose of a bird\nwing\tits arm\nnest\tits home\n",
     # Poems, also with two verses in a line.
     "O Rose\nO love\nO joy\nO pain\n",
     "Tyger Tyger, burning bright,\nIn the forests of the night;\n" * 5,

@@ -14,6 +14,8 @@ _IN_NAMES: Final = " .()#/:_-（）・"
 # have commas or tabs between phrases or verses.
 _SPACED: Final = re.compile("[\x00-\u058f]*")
 _NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
+_PHRASE: Final = re.compile(r"(an?|the) |\S+ \S+ \S")
+_THOUSANDS: Final = re.compile(r"\d{3}(?!\d)")
 _SENTENCE_ENDS: Final = tuple("。！？｡।۔؟։!?.…")
 _HEADER_ROWS: Final = 3  # number of rows, with the header, that show a table
 _NUMBER_ROWS: Final = 5  # number of rows that show a table without names of columns
@@ -32,7 +34,10 @@ def table_kind(text: str, *, whole: bool) -> str | None:
         # Tables of tabs have quotes, as pandas writes them, or none.
         for quoted in (True, False) if delimiter == "\t" else (True,):
             rows = _rows(text, delimiter, quoted=quoted, whole=whole)
-            if len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 and _is_table(rows):
+            if len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
+                continue
+            is_prose = _is_glossary(rows) if delimiter == "\t" else _has_thousands(rows)
+            if not is_prose and (_is_table(rows) or (delimiter == "\t" and _has_sentences(rows))):
                 return kind
     return None
 
@@ -68,6 +73,30 @@ def _is_table(rows: Sequence[Sequence[str]]) -> bool:
         and not all(numbers)
         and not (numbers[-1] and _is_contents(body[-1]))
     )
+
+
+def _is_glossary(rows: Sequence[Sequence[str]]) -> bool:
+    """Returns whether each row has a term and its definition, the first one included."""
+    definitions = [row[1] for row in rows]
+    return (
+        len(rows[0]) == 2
+        and _PHRASE.match(definitions[0]) is not None
+        and not any(map(_is_labels, zip(*rows[1:], strict=True)))
+        and not _is_sentences(definitions)
+    )
+
+
+def _has_thousands(rows: Sequence[Sequence[str]]) -> bool:
+    """Returns whether lines begin with numbers such as ``1,000``, which have a comma inside."""
+    return all(_NUMBER.fullmatch(row[0]) and _THOUSANDS.match(row[1]) for row in rows)
+
+
+def _has_sentences(rows: Sequence[Sequence[str]]) -> bool:
+    """Returns whether each row has a sentence with its translation, label or speaker."""
+    columns = list(zip(*rows, strict=True))
+    sentences = [_is_sentences(column) for column in columns]
+    labels = map(_is_labels, columns)
+    return len(rows) >= _NUMBER_ROWS and any(sentences) and all(map(max, sentences, labels))
 
 
 def _is_name(cell: str) -> bool:
