@@ -6,10 +6,6 @@ Both compute mean features of the same sentences alternately, in float32 with ba
 cores. Ours uses `FeatureExtractor`. Hugging Face's model gets sentences sorted by length, with each
 batch padded to its longest sentence. Without a checkpoint, the encoder has 6 layers of width 384
 with random weights. Without a table, the sentences are from this Python's documentation.
-
-With a table (columns `sentence` and `label`), both also run the recipe of a well-known tutorial
-once: load the checkpoint, and fit scikit-learn's logistic regression to the last layer's [CLS] over
-five folds. Our time includes compiling.
 """
 
 import argparse
@@ -19,7 +15,6 @@ import pydoc_data.topics
 import re
 import statistics
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -33,15 +28,13 @@ from bert_jax.feature_extraction.extractor import (
     FeatureExtractor,
     select_layers,
 )
-from bert_jax.feature_extraction.probe import probe
 from bert_jax.feature_extraction.texts import InputText
 from bert_jax.inference.bucketed import model_of_run
 from bert_jax.runs.run_directory import open_run
-from bert_jax.verbs.features import features
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 
 BATCH = 32
-PACKAGES = ("jax", "flax", "torch", "transformers", "scikit-learn")
+PACKAGES = ("jax", "flax", "torch", "transformers")
 
 
 def main() -> None:
@@ -50,7 +43,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--checkpoint", type=Path, help="Hugging Face BERT with its tokenizer")
-    parser.add_argument("--table", type=Path, help="table with columns sentence and label")
+    parser.add_argument("--table", type=Path, help="table with the column sentence")
     parser.add_argument("--count", type=int, default=2000, help="sentences")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
@@ -61,8 +54,6 @@ def main() -> None:
         source = arguments.checkpoint or random_checkpoint(root / "hf", sentences)
         run_dir = import_checkpoint(str(source), str(root / "run"))
         rates(source, run_dir, sentences, rounds=arguments.rounds)
-        if table is not None:
-            recipe(source, run_dir, table, root)
 
 
 def rates(source: Path, run_dir: Path, sentences: list[str], *, rounds: int) -> None:
@@ -87,35 +78,6 @@ def rates(source: Path, run_dir: Path, sentences: list[str], *, rounds: int) -> 
     report("features.ratio", ratio, "x", peer="hf_torch", packages=PACKAGES, **facts)
 
 
-def recipe(source: Path, run_dir: Path, table: Path, root: Path) -> None:
-    """Runs the tutorial's recipe once with ours and once with Hugging Face's model."""
-    start = time.perf_counter()
-    result = features(
-        *(str(run_dir), str(table), str(root / "out.npz")),
-        layers="last",
-        pool="cls",
-        column="sentence",
-        probe_column="label",
-        batch_size=BATCH,
-    )
-    ours = time.perf_counter() - start
-    assert result.score is not None
-    start = time.perf_counter()
-    vectors = torch_features(source, column(table, "sentence"), pool="cls")[0]()
-    theirs_score = probe(vectors, column(table, "label"))
-    theirs = time.perf_counter() - start
-    for peer, seconds, score in ((None, ours, result.score), ("hf_torch", theirs, theirs_score)):
-        report(
-            *("features.recipe", seconds, "s"),
-            peer=peer,
-            packages=PACKAGES,
-            accuracy=round(score.accuracy, 4),
-            accuracy_deviation=round(score.accuracy_deviation, 4),
-            most_frequent_share=round(score.most_frequent_share, 4),
-            sentences=score.texts,
-        )
-
-
 def our_features(
     run_dir: Path, sentences: list[str]
 ) -> tuple[Callable[[], np.ndarray], FeatureExtractor]:
@@ -124,7 +86,7 @@ def our_features(
     layers = select_layers("last", depth=model.architecture.num_hidden_layers)
     settings = ExtractionSettings(layers=layers, batch_size=BATCH)
     extractor = FeatureExtractor(settings, model)
-    texts = [InputText(line, text, None, None) for line, text in enumerate(sentences, start=1)]
+    texts = [InputText(line, text) for line, text in enumerate(sentences, start=1)]
     return lambda: np.concatenate([found.vectors for found in extractor(texts)]), extractor
 
 

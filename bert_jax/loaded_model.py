@@ -264,7 +264,7 @@ def _texts(
     table = MemoryTable.of(texts, name="texts")
     if column is not None:
         table.require_column(column)
-        return [InputText(row.line, row.text(column), None, None) for row in table.named(names)]
+        return [InputText(row.line, row.text(column)) for row in table.named(names)]
     for row in table.named(names):
         if "text" not in row.values:
             raise UserError(
@@ -275,5 +275,5 @@ def _texts(
                 allowed=names,
             )
         pair = row.text("pair") if row.values.get("pair") is not None else None
-        found.append(InputText(row.line, row.text("text"), pair, None))
+        found.append(InputText(row.line, row.text("text"), pair))
     return found

@@ -1,5 +1,6 @@
 """The documentation builds without a warning, and its commands work."""
 
+import itertools
 import json
 import os
 import pkgutil
@@ -120,6 +121,32 @@ def test_every_step_of_the_page_on_search_works(
     assert all("cannot log in" in line for line in found), found
     assert Path("index.npy").is_file()
     assert Path("exported/tickets/modules.json").is_file()
+
+
+def test_the_recipe_for_a_linear_classifier_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {"good": "fine clever warm", "bad": "dull slow cold"}
+    vocabulary = [*SPECIAL_PIECES, *" ".join(words.values()).split()]
+    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 16}
+    config = hf_config(vocab_size=len(vocabulary), **sizes)
+    save(hf_model(BertModel, config), Path("runs/minilm"))
+    Path("runs/minilm/vocab.txt").write_text("\n".join(vocabulary))
+    rows = [
+        f"{' '.join(text)},{label}"
+        for label, of_label in words.items()
+        for text in itertools.product(of_label.split(), repeat=3)
+    ]
+    Path("reviews.csv").write_text("\n".join(["text,label", *rows]))
+    (recipe,) = (text for kind, _, text in _FENCE.findall(_page("features.md")) if kind == "python")
+    exec(compile(recipe, "features.md", "exec"), {})
+    accuracy, f1, frequent = capsys.readouterr().out.splitlines()[-3:]
+    assert frequent.endswith(" 50.0%")
+    for line in (accuracy, f1):
+        score = re.search(r": ([\d.]+)% ± ", line)
+        assert score is not None
+        assert float(score[1]) > 90
 
 
 def _page(name: str) -> str:

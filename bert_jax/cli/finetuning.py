@@ -77,9 +77,9 @@ def predict(
 @click.option(
     "--layers",
     metavar="NAME",
-    help="embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all; numbers "
-    "like 3,5 (0: embeddings); or mix, with weights that --probe learns. [default: the "
-    "trained embedding; without one, concat-last-four, or last for fewer than four layers]",
+    help="embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all; or numbers "
+    "like 3,5 (0: embeddings). [default: the trained embedding; without one, concat-last-four, or "
+    "last for fewer than four layers]",
 )
 @click.option(
     "--level",
@@ -100,12 +100,6 @@ def predict(
 )
 @click.option("--column", metavar="NAME", help="Table column with the texts.")
 @click.option("--pair-column", metavar="NAME", help="Table column with the second texts.")
-@click.option(
-    "--probe",
-    "probe_column",
-    metavar="NAME",
-    help="Also predict this column by logistic regression.",
-)
 @click.option("--max-length", type=int, help="Maximum pieces per text; longer texts are truncated.")
 @click.option("--batch-size", default=32, show_default=True, help="Rows per batch.")
 @base.checkpoint_option

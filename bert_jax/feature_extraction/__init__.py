@@ -1,1 +1,1 @@
-"""Contextual embeddings of tokens, words and sentences, and a probe that scores them."""
+"""Contextual embeddings of tokens, words and sentences."""

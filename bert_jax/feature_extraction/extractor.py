@@ -30,7 +30,6 @@ Prompt = Literal["query", "passage"]
 WINDOW_BATCHES: Final = 64
 WINDOW_VALUES: Final = 1 << 26  # float32 values: 256 MiB
 
-MIX: Final = "mix"
 LAST_FOUR: Final = "concat-last-four"
 
 
@@ -57,9 +56,8 @@ def select_layers(text: str | None, *, depth: int) -> LayerSelection:
     ``select_layers("concat-last-four", depth=12)`` -> states 9, 10, 11 and 12, concatenated in this
     order. The names are from arXiv 1810.04805, table 7; "sum-all" is the table's "weighted sum all
     12 layers" with equal weights. ``"0,3"`` concatenates the outputs of the embeddings and the
-    third layer. ``"mix"`` selects all states; the probe learns their weights. If `text` is empty,
-    selects "concat-last-four", or "last" if the model has fewer than four layers. Raises UserError
-    for an unknown name or layer.
+    third layer. If `text` is empty, selects "concat-last-four", or "last" if the model has fewer
+    than four layers. Raises UserError for an unknown name or layer.
     """
     text = text or (LAST_FOUR if depth >= 4 else "last")
     last_four = tuple(range(depth - 3, depth + 1))
@@ -70,7 +68,6 @@ def select_layers(text: str | None, *, depth: int) -> LayerSelection:
         "sum-last-four": LayerSelection(text, last_four, summed=True),
         LAST_FOUR: LayerSelection(text, last_four),
         "sum-all": LayerSelection(text, tuple(range(1, depth + 1)), summed=True),
-        MIX: LayerSelection(text, tuple(range(depth + 1))),
     }
     if text in named:
         if "last-four" in text and depth < 4:

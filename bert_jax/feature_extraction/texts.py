@@ -21,12 +21,11 @@ class TextColumns(NamedTuple):
 
     text: str | None = None
     pair: str | None = None
-    label: str | None = None
 
     @property
     def asked(self) -> dict[str, str]:
         """Columns that the user set, by command-line option."""
-        options = {"--column": self.text, "--pair-column": self.pair, "--probe": self.label}
+        options = {"--column": self.text, "--pair-column": self.pair}
         return {option: name for option, name in options.items() if name is not None}
 
 
@@ -35,8 +34,7 @@ class InputText(NamedTuple):
 
     line: int
     text: str
-    pair: str | None
-    label: str | None
+    pair: str | None = None
 
 
 class EncodedText(NamedTuple):
@@ -98,8 +96,8 @@ def encode(
 def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
     """Yields the lines of a .txt file, or the texts of a table, in file order.
 
-    Raises UserError if the file, a column or a label is missing, or if the file is malformed or has
-    an unsupported suffix.
+    Raises UserError if the file or a column is missing, or if the file is malformed or has an
+    unsupported suffix.
     """
     if path.suffix not in SUFFIXES:
         raise wrong_suffix(path, SUFFIXES)
@@ -116,22 +114,11 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
             allowed=TABLES,
         )
     for number, line in read_lines(path):
-        yield InputText(number, line, None, None)
+        yield InputText(number, line)
 
 
 def _text_of(row: TableRow, columns: TextColumns) -> InputText:
     row.require(columns.asked.items())
     column = columns.text or row.only_column("--column", but=columns.asked.values())
-    label = None
-    if columns.label is not None:
-        found = row.values[columns.label]
-        if found is None or found == "" or isinstance(found, dict | list):
-            raise UserError(
-                "label.type",
-                "found {found!r}, allowed: a label",
-                place=f'{row.place}: column "{columns.label}"',
-                found=found,
-            )
-        label = str(found)
     pair = None if columns.pair is None else row.text(columns.pair)
-    return InputText(row.line, row.text(column), pair, label)
+    return InputText(row.line, row.text(column), pair)

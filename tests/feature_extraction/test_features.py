@@ -201,7 +201,7 @@ def vectors(run: Any, lines: list[str], *, batch_size: int, one_device: bool) ->
     model = model_of_run(run, checkpoint="last", mesh=open_mesh(one_device=one_device))
     assert model.loaded.mesh.size == (1 if one_device else 8)
     extractor = FeatureExtractor(settings(batch_size=batch_size, max_length=40), model)
-    sources = [InputText(number, line, None, None) for number, line in enumerate(lines, start=1)]
+    sources = [InputText(number, line) for number, line in enumerate(lines, start=1)]
     made = list(extractor(sources))
     assert [feature.source for feature in made] == sources
     # Three texts do not justify a program for length 8: all rows have 12 positions.

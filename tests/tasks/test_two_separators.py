@@ -54,7 +54,7 @@ def test_rows_equal_hugging_faces(kind: str, tokenizer: Tokenizer) -> None:
 
 
 def test_features_leave_out_every_separator(tokenizer: Tokenizer) -> None:
-    (text,) = encode([InputText(1, A, B, None)], tokenizer, max_length=200)
+    (text,) = encode([InputText(1, A, B)], tokenizer, max_length=200)
     kept = [text.ids[at] for at in text.text_positions]
     assert kept == [*tokenizer.encode(A), *tokenizer.encode(B)]
     starts = text.word_starts(tokenizer)
