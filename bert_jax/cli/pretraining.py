@@ -58,13 +58,6 @@ def vocab(config: str, overrides: tuple[str, ...], extend: str | None, force: bo
     metavar="DIR",
     help="Also write TFRecords in the format of google-research/bert.",
 )
-@click.option(
-    "--copies",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Copies of each training example in the TFRecords, each masked independently.",
-)
 @base.verb
 def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Make a dataset: text + tokenizer → two-span examples. Options add a report or an export.

@@ -38,7 +38,6 @@ class ExtraOutputs:
     report: bool = False  # write ``<output>.report.html``
     inspect: int | None = None  # number of examples to print
     tfrecords: str | None = None  # directory for google-research/bert's format
-    copies: int = 1  # copies of a training example in `tfrecords`, each with different masks
 
     @property
     def any(self) -> bool:
@@ -146,7 +145,7 @@ def _write_extra(
             tokenizer, seq_length=provenance.pairing.max_seq_length, masking=masking
         )
         target = Path(extra.tfrecords).expanduser().absolute()
-        written = write_tfrecords(splits, target, rows=rows, seed=seed, copies=extra.copies)
+        written = write_tfrecords(splits, target, rows=rows, seed=seed)
         counts = ", ".join(f"{count:,} of {name}" for name, count in written.items())
         length, predictions = rows.seq_length, rows.max_predictions
         say(f"{target}: {counts}; rows of {length} tokens, {predictions} predictions")

@@ -19,18 +19,12 @@ _READ: Final = 1024  # examples per read
 
 
 def write_tfrecords(
-    datasets: Sequence[Dataset],
-    output: pathlib.Path,
-    *,
-    rows: MaskingTransform,
-    seed: int,
-    copies: int = 1,
+    datasets: Sequence[Dataset], output: pathlib.Path, *, rows: MaskingTransform, seed: int
 ) -> dict[str, int]:
     """Writes splits as ``create_pretraining_data.py`` of google-research/bert writes them.
 
-    Rows are written in random order, round-robin to as many files as the split has shards. Each
-    training example is written ``copies`` times, each time with other masks. ``seed`` decides the
-    order and the masks. The directory appears atomically.
+    Rows are written in random order, round-robin to as many files as the split has shards.
+    ``seed`` decides the order and the masks. The directory appears atomically.
 
     Returns the number of records of each split. Raises UserError if the dataset's pairing kind is
     not ``nsp``, an example is longer than a row, the output exists already, or the disk is full.
@@ -40,14 +34,13 @@ def write_tfrecords(
         _check(dataset, rows)
     with new_directory(output) as aside:
         for dataset in datasets:
-            times = copies if dataset.split == "train" else 1
             count = len(dataset.provenance.splits[dataset.split].shards)
             names = [f"{dataset.split}.tfrecord-{at:05d}-of-{count:05d}" for at in range(count)]
             with contextlib.ExitStack() as stack:
                 files = [stack.enter_context((aside / name).open("wb")) for name in names]
-                for number, record in enumerate(_rows(dataset, rows, seed=seed, copies=times)):
+                for number, record in enumerate(_rows(dataset, rows, seed=seed)):
                     files[number % count].write(frame(record))
-            written[dataset.split] = times * len(dataset)
+            written[dataset.split] = len(dataset)
     return written
 
 
@@ -72,12 +65,10 @@ def _check(dataset: Dataset, rows: MaskingTransform) -> None:
         )
 
 
-def _rows(dataset: Dataset, rows: MaskingTransform, *, seed: int, copies: int) -> Iterator[bytes]:
-    size = len(dataset)
-    order = np.argsort(stream(seed, "row order").random(size * copies), kind="stable")
+def _rows(dataset: Dataset, rows: MaskingTransform, *, seed: int) -> Iterator[bytes]:
+    order = np.argsort(stream(seed, "row order").random(len(dataset)), kind="stable")
     for start in range(0, len(order), _READ):
-        places = order[start : start + _READ]
-        found = dataset.__getitems__((places % size).tolist())
-        for place, example in zip(places.tolist(), found, strict=True):
-            copy, index = divmod(place, size)
-            yield encode_row(rows(example, stream(seed, "static mask", copy, index)))
+        places = order[start : start + _READ].tolist()
+        for index, example in zip(places, dataset.__getitems__(places), strict=True):
+            # 0 was once the number of a copy. It stays, so that the records stay the same.
+            yield encode_row(rows(example, stream(seed, "static mask", 0, index)))
