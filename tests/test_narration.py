@@ -9,6 +9,7 @@ from rich.console import Console
 
 from bert_jax import narration
 from bert_jax.narration import Narrator, doing, hush, narrator_of, speaking
+from bert_jax.train import progress_display
 from bert_jax.train.metrics import Throughput
 from bert_jax.train.progress_display import ProgressDisplay
 
@@ -110,4 +111,19 @@ def test_plain_output_shows_slow_steps_between_reports(
     display.close()
     assert lines[0].startswith("step 5 of 9: done after")
     assert lines[1].startswith("step 6/9 loss 6.912 tokens/s")
-    assert lines[2].startswith("step 7/9 loss 6.912 tokens/s")
+    # Step 7 has no scores yet.
+    assert re.fullmatch(r"step 7/9 eta 0:00:0\d …", lines[2])
+
+
+def test_time_left_excludes_the_first_step(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(progress_display.time, "monotonic", lambda: now)
+    display = ProgressDisplay(narrator_of(console), first_step=4, total_steps=115)
+    now += 60
+    display.step_done(5)
+    now += 10
+    display.report(15, SCORES, SPEED)
+    display.close()
+    assert "eta 0:01:40 " in said(console)[-1]

@@ -22,6 +22,7 @@ class ProgressDisplay:
         self._first = self._step = first_step
         self._total = total_steps
         self._started = time.monotonic()
+        self._timed_from: tuple[int, float] | None = None  # a step and when it was done
         self._reported = ""
         self._live = contextlib.ExitStack()
         self._live.enter_context(narrator.stage(self._now, lasting=True))
@@ -30,7 +31,9 @@ class ProgressDisplay:
         """Counts a step; the first step of this process gets its own line."""
         self._step = step
         if step == self._first + 1:
-            seconds = time.monotonic() - self._started
+            now = time.monotonic()
+            self._timed_from = step, now  # without the compilation of the first step
+            seconds = now - self._started
             self.say(f"step {step:,} of {self._total:,}: done after {seconds:.1f} s", style="dim")
 
     def report(self, step: int, scores: Mapping[str, float], throughput: Throughput) -> None:
@@ -39,19 +42,18 @@ class ProgressDisplay:
         The most important metrics are in the first 80 columns.
         """
         self._step = step
-        seconds = (time.monotonic() - self._started) / max(step - self._first, 1)
         others = {name: value for name, value in scores.items() if name != "loss"}
         parts = [
             format_scores({"loss": scores["loss"]}) if "loss" in scores else "",
             f"tokens/s {throughput.tokens_per_second:,.0f}",
-            f"eta {timedelta(seconds=round(seconds * (self._total - step)))}",
+            self._eta(),
             format_scores(others),
             f"input {throughput.input_share:.0%}",
             "" if throughput.mfu is None else f"mfu {throughput.mfu:.1%}",
         ]
         self._reported = " ".join(filter(None, parts))
         if not self._narrator.is_live:
-            self.say(self._now())
+            self.say(self._line(self._reported))
 
     def evaluated(self, step: int, scores: Mapping[str, float], remark: str = "") -> None:
         """Shows an evaluation's scores and a remark in a permanent line."""
@@ -70,8 +72,21 @@ class ProgressDisplay:
         self._reported = ""
 
     def _now(self) -> str:
-        """Returns the last report with the current step."""
-        return f"step {self._step}/{self._total} {self._reported}".rstrip()
+        """Returns the current step, and on a live line the last report."""
+        # In a log, the scores of the last report would look like scores of this step.
+        reported = self._reported if self._narrator.is_live else ""
+        return self._line(reported or self._eta())
+
+    def _line(self, rest: str) -> str:
+        return f"step {self._step}/{self._total} {rest}".rstrip()
+
+    def _eta(self) -> str:
+        """Returns the remaining time, from the speed after the first step of this process."""
+        step, since = self._timed_from or (self._step, 0)
+        if self._step == step:
+            return ""
+        seconds = (time.monotonic() - since) / (self._step - step) * (self._total - self._step)
+        return f"eta {timedelta(seconds=round(seconds))}"
 
 
 def format_scores(scores: Mapping[str, float]) -> str:
