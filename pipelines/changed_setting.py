@@ -42,6 +42,8 @@ def name_change(was: Mapping[str, Any], now: Mapping[str, Any], keys: Collection
         return "examples.cleaning.contamination.files had other contents"
     if key == "formats":
         return f"examples.format was {', '.join(before or ())}, now {', '.join(after)}"
+    if key == "text":  # the layout decides whether there is a language
+        after = {"layout": after["layout"], **after}
     place, before, after = _narrow([] if key in _FLAT else [key], before, after)
     name = ".".join(place) if key in _NO_SETTINGS else ".".join(["examples", *place])
     return f"{name} was {_shorten(before)}, now {_shorten(after)}"

@@ -145,13 +145,14 @@ def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
     partial = stop(corpus)
     before = sorted(partial.rglob("*"))
 
-    def assert_refused(change: str, **changes: int) -> None:
+    def assert_refused(change: str, **changes: object) -> None:
         with refuses("examples.unfinished", place=partial) as caught:
             make_examples(section(corpus, **changes))
         assert re.fullmatch(change, caught.value.values["change"])
 
     assert_refused(r"examples\.seed was 11, now 12", seed=12)
     assert_refused(r"examples\.max_seq_length was 48, now 32", max_seq_length=32)
+    assert_refused(r'examples\.layout was "sentences", now "prose"', layout="prose")
     settings = partial / "work" / "settings.json"
     held = settings.read_text()
     settings.write_text(json.dumps({**json.loads(held), "work_version": -1}))
