@@ -21,9 +21,7 @@ GENERATOR: Final = "generator"
 """The part of the parameters with the generator of an objective such as ELECTRA."""
 DELTAS: Final = "deltas"
 """The part with arrays that are added to parameters of the same paths below the model."""
-PROJECTION: Final = "projection"
-"""The part with the projections of a student's states to the width of its teacher's."""
-TRAINING_PARTS: Final = (GENERATOR, DELTAS, PROJECTION)
+TRAINING_PARTS: Final = (GENERATOR, DELTAS)
 """Parts that are trained and saved with the model in pretraining, but no run's own model has.
 
 A reader of the run's own model adds the `DELTAS` and skips the other parts.

@@ -16,7 +16,6 @@ from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.pooling import pooled_states, position_of, unit_length
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.model.xla_attention import ScoreFunction
 from bert_jax.parallel.parameter_groups import ParameterGroups
 
 
@@ -51,30 +50,17 @@ class Encoder(Protocol):
         ...
 
     def every_layer(
-        self,
-        batch: Mapping[str, Array],
-        *,
-        words_BLD: Array | None = None,
-        read: Callable[[Array], Array] = ...,
-        dropout_key: Array | None = None,
+        self, batch: Mapping[str, Array], *, read: Callable[[Array], Array] = ...
     ) -> Array:
         """Returns `read` of the embeddings' output and of every layer's output.
 
         The results are stacked: [layers + 1, B, L, D] by default. The last state is what the heads
-        read. `words_BLD` and `dropout_key` are as for `EncoderModel.hidden`.
+        read. There is no dropout.
         """
         ...
 
     def attention_maps(self, batch: Mapping[str, Array]) -> Array:
         """Returns the attention probabilities, see `EncoderModel.attention_maps`."""
-        ...
-
-    def score_functions(self, batch: Mapping[str, Array]) -> list[ScoreFunction]:
-        """Returns a function for each layer: from the layer's input to its attention scores.
-
-        The input is a state of `every_layer`. The scores are computed in plain JAX, whatever the
-        implementation of attention.
-        """
         ...
 
 

@@ -21,7 +21,6 @@ from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
 from bert_jax.model.layer_stack import (
     REMAT,
     default_unroll,
-    each_layer,
     gathered_params,
     scan_layers,
     stacked,
@@ -29,7 +28,6 @@ from bert_jax.model.layer_stack import (
 )
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
 from bert_jax.model.section import Execution, Remat
-from bert_jax.model.xla_attention import ScoreFunction, Scores
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 from bert_jax.parallel.sharding_rules import constrain
 
@@ -174,9 +172,7 @@ class PostNormEncoder(nnx.Module):
         self,
         batch: Mapping[str, Array],
         *,
-        words_BLD: Array | None = None,
         read: Callable[[Array], Array] = lambda x_BLD: x_BLD,
-        dropout_key: Array | None = None,
     ) -> Float[Array, "states batch *rest"]:
         """Returns `read` of the embeddings' output and of every layer's output.
 
@@ -184,9 +180,8 @@ class PostNormEncoder(nnx.Module):
         mean over L, the complete states of only one layer are in memory. For the batch, see
         `EncoderModel.hidden`.
         """
-        x_BLD = self._embedded(batch, words_BLD=words_BLD, dropout_key=subkey(dropout_key, 0))
-        layers = self._layers(dropout_key)
-        _, read_layers = self._scan(x_BLD, batch["segment_ids"], layers, read=read)
+        x_BLD = self._embedded(batch, dropout_key=None)
+        _, read_layers = self._scan(x_BLD, batch["segment_ids"], self._layers(None), read=read)
         return jnp.concatenate([read(x_BLD)[None], read_layers])
 
     def attention_maps(
@@ -203,16 +198,6 @@ class PostNormEncoder(nnx.Module):
 
         stack = stacked, entering_NBLD
         return scan_layers(layer, None, stack, sharing=self.sharing, unroll=1)[1]
-
-    def score_functions(self, batch: Mapping[str, Array]) -> list[ScoreFunction]:
-        """Returns a function for each layer, see `Encoder`."""
-        attention_def, stacked = nnx.split(self.layers.attention)
-
-        def scores(x_BLD: Array, *, params: Any) -> Scores:
-            return nnx.merge(attention_def, params).scores(x_BLD, batch["segment_ids"])
-
-        layers = each_layer(stacked, sharing=self.sharing)
-        return [functools.partial(scores, params=params) for params in layers]
 
     def _embedded(
         self,

@@ -7,7 +7,7 @@ scores. Only scores are float32.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ class _Tokens(NamedTuple):
 
     def visible(self, window: int | None) -> Array:
         """Returns whether a query sees a key, bool [B, 1, Q, L]."""
-        found = same_segment(self.of_queries, self.of_keys)
+        found = self.of_queries[:, None, :, None] == self.of_keys[:, None, None, :]
         keys = jnp.arange(self.of_keys.shape[1])
         if window is not None:
             found &= abs(keys[:, None] - keys) <= window // 2
@@ -151,10 +151,6 @@ class Scores(NamedTuple):
         return jnp.where(self.visible, jax.nn.softmax(self.scores, axis=-1), 0.0)
 
 
-ScoreFunction: TypeAlias = Callable[[Array], Scores]
-"""From the input of a layer [B, L, D] to its scores."""
-
-
 def attention_scores(
     q_BLHK: Array,
     k_BLHK: Array,
@@ -171,11 +167,6 @@ def attention_scores(
     visible = visible_keys(segment_ids, window=window, causal=causal)
     visible &= (segment_ids > 0)[:, None, None, :]
     return Scores(masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible), visible)
-
-
-def same_segment(of_queries: Array, of_keys: Array) -> Array:
-    """Compares the segments of queries and keys: [B, Q] and [B, L] → bool [B, 1, Q, L]."""
-    return of_queries[:, None, :, None] == of_keys[:, None, None, :]
 
 
 def _scale(q_BHQK: Array) -> float:

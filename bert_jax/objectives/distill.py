@@ -58,20 +58,6 @@ class DistillObjectiveSection(ObjectiveSection):
     """Weight of 1 − the cosine of the last hidden states, averaged over tokens. If it is above 0,
     student and teacher must have the same hidden size."""
 
-    hidden_weight: float = pydantic.Field(default=0.0, ge=0)
-    """Weight of the mean squared difference of hidden states (arXiv 1909.10351, equations 8 and 9):
-    of the embeddings' output, and of each layer's output and the output of its `matched_layers`.
-    The means are summed over layers. If the teacher has another hidden size, two learned matrices
-    project the student's embeddings and layers to it. The exported model does not have them."""
-    attention_weight: float = pydantic.Field(default=0.0, ge=0)
-    """Weight of the mean squared difference of attention scores before the softmax (arXiv
-    1909.10351, equation 7), over all heads and pairs of tokens of an example, summed over layers.
-    If it is above 0, student and teacher must have as many heads."""
-    matched_layers: _Layers = "every_kth"
-    """The teacher's layers with which `hidden_weight` and `attention_weight` compare the student's
-    layers: numbers from 0, or `every_kth` (1, 3, 5, … for half as many layers), which ends with the
-    last layer."""
-
     def make(
         self, *, architecture: EncoderArchitecture, execution: Execution, tokenizer: Tokenizer
     ) -> Objective:

@@ -19,30 +19,14 @@ from bert_jax.errors import UserError
 from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.model.cross_entropy import cross_entropy, soft_target_loss, token_parts
 from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.layers import gather_positions, subkey
+from bert_jax.model.layers import gather_positions
 from bert_jax.model.section import Execution
 from bert_jax.objectives.distill import DistillObjectiveSection
-from bert_jax.objectives.layer_matching import (
-    StateProjection,
-    attention_metrics,
-    hidden_metrics,
-    token_pairs,
-)
 from bert_jax.objectives.masked_language_model import MLM_EPSILON, MaskedLanguageModel
 from bert_jax.objectives.metrics import means, token_weights
-from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 from bert_jax.runs.settings import describe
 from bert_jax.runs.teacher import TEACHER, Teacher, open_teacher, spread_layers, student_params
-from bert_jax.task import (
-    PROJECTION,
-    Batch,
-    FrozenModel,
-    Metrics,
-    Params,
-    Rngs,
-    RowTransform,
-    Sums,
-)
+from bert_jax.task import Batch, FrozenModel, Metrics, Params, Rngs, RowTransform, Sums
 from bert_jax.train.state import define_model
 
 TEACHER_KEY: Final = "objective.teacher"
@@ -58,7 +42,7 @@ def open_mlm_teacher(
     """Opens the teacher of a student with this architecture and execution.
 
     Raises UserError if there is no such run, or the teacher lacks the MLM head, has another number
-    of pieces, or has another width or number of heads although the loss compares them.
+    of pieces, or has another width although the loss compares hidden states.
     """
     teacher = open_teacher(section.teacher, student=execution, checkpoint="last")
     if not teacher.heads.mlm or teacher.heads.causal:
@@ -79,28 +63,22 @@ def open_mlm_teacher(
             found=theirs,
             expected=architecture.vocab_size,
         )
-    for name, size, what in (
-        ("cosine_weight", "hidden_size", "hidden states of different widths"),
-        ("attention_weight", "num_attention_heads", "layers with different numbers of heads"),
-    ):
-        ours, theirs = (getattr(each, size) for each in (architecture, teacher.architecture))
-        if getattr(section, name) and ours != theirs:
-            raise UserError(
-                "distill.sizes",
-                "found {found}, but {what} cannot be compared: {size} is {ours} in the student and "
-                "{theirs} in the teacher. Use 0.",
-                place=f"objective.{name}",
-                found=getattr(section, name),
-                what=what,
-                size=size,
-                ours=ours,
-                theirs=theirs,
-            )
+    ours, theirs = architecture.hidden_size, teacher.architecture.hidden_size
+    if section.cosine_weight and ours != theirs:
+        raise UserError(
+            "distill.sizes",
+            "found {found}, but hidden states of different widths cannot be compared: hidden_size "
+            "is {ours} in the student and {theirs} in the teacher. Use 0.",
+            place="objective.cosine_weight",
+            found=section.cosine_weight,
+            ours=ours,
+            theirs=theirs,
+        )
     return teacher
 
 
 _PREDICTED: Final = ("mlm_loss", "mlm_accuracy", "soft_loss")  # metrics of masked tokens
-_NAMES: Final = (*_PREDICTED, "cosine_loss", "hidden_loss", "attention_loss")
+_NAMES: Final = (*_PREDICTED, "cosine_loss")
 _LEAST_SQUARE: Final = 1e-12  # added to squared lengths
 
 
@@ -127,17 +105,6 @@ class Distillation(MaskedLanguageModel):
         """Returns the row transform. Raises UserError if rows do not fit the teacher."""
         self.teacher.check_positions(seq_length, key=TEACHER_KEY)
         return super().features(seq_length=seq_length, **options)
-
-    def build(self) -> EncoderModel:
-        """Returns the student, with the part `PROJECTION` if its states must be projected."""
-        model = super().build()
-        width = self.teacher.architecture.hidden_size
-        if self.settings.hidden_weight and width != self.architecture.hidden_size:
-            parts: dict[str, Any] = {"architecture": self.architecture, "execution": self.execution}
-            setattr(model, PROJECTION, StateProjection(width=width, **parts))
-            group = ParameterGroup(PROJECTION, "heads", title="the projection of hidden states")
-            model.groups = ParameterGroups((*model.groups, group))
-        return model
 
     def frozen_models(self) -> Mapping[str, FrozenModel]:
         """Returns the teacher. If `initial_layers` is set, the student starts from it."""
@@ -170,30 +137,8 @@ class Distillation(MaskedLanguageModel):
         return {
             "mlm": masked + MLM_EPSILON,
             "soft": jnp.maximum(masked, 1.0),
-            **dict.fromkeys(("cosine", "hidden"), jnp.maximum(token_weights(batch).sum(), 1.0)),
-            "attention": jnp.maximum(token_pairs(batch), 1.0),
+            "cosine": jnp.maximum(token_weights(batch).sum(), 1.0),
         }
-
-    @property
-    def _compares_layers(self) -> bool:
-        return bool(self.settings.hidden_weight or self.settings.attention_weight)
-
-    @property
-    def _reads_every_token(self) -> bool:
-        return bool(self.settings.cosine_weight) or self._compares_layers
-
-    @property
-    def _matched_layers(self) -> tuple[int, ...]:
-        """Numbers of the teacher's layers for the student's layers."""
-        teacher, student = (
-            each.num_hidden_layers for each in (self.teacher.architecture, self.architecture)
-        )
-        layers = self.settings.matched_layers
-        if layers == "every_kth":
-            layers = tuple((at + 1) * teacher // student - 1 for at in range(student))
-        return spread_layers(
-            layers, teacher=teacher, student=student, place="objective.matched_layers"
-        )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -202,8 +147,6 @@ class Distillation(MaskedLanguageModel):
             "mlm": self.settings.mlm_weight,
             "soft": self.settings.soft_weight,
             "cosine": self.settings.cosine_weight,
-            "hidden": self.settings.hidden_weight,
-            "attention": self.settings.attention_weight,
         }
         return {name: weight for name, weight in weights.items() if weight}
 
@@ -222,20 +165,13 @@ class Distillation(MaskedLanguageModel):
         assert isinstance(teacher, EncoderModel)
         positions_BP = batch["masked_lm_positions"]
         # Unless hidden states are compared, the last layers compute only the masked tokens.
-        queries_BQ = None if self._reads_every_token else positions_BP
+        queries_BQ = None if self.settings.cosine_weight else positions_BP
         words_BLD, shares_SVD = model.encoder.look_up(batch["input_ids"])
         metrics: Metrics = {}
-        if self._compares_layers:
-            key = subkey(rngs.dropout, 0)
-            ours_NBLD = model.encoder.every_layer(batch, words_BLD=words_BLD, dropout_key=key)
-            theirs_NBLD = teacher.encoder.every_layer(batch)
-            metrics |= self._layers(model, teacher, batch, (ours_NBLD, theirs_NBLD))
-            ours_BQD, theirs_BQD = ours_NBLD[-1], theirs_NBLD[-1]
-        else:
-            ours_BQD = model.hidden(
-                batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=rngs.dropout
-            )
-            theirs_BQD = teacher.hidden(batch, queries_BQ=queries_BQ, dropout_key=None)
+        ours_BQD = model.hidden(
+            batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=rngs.dropout
+        )
+        theirs_BQD = teacher.hidden(batch, queries_BQ=queries_BQ, dropout_key=None)
         if self.settings.cosine_weight:
             metrics |= _cosine(ours_BQD, theirs_BQD, token_weights(batch))
         if queries_BQ is None:
@@ -249,26 +185,6 @@ class Distillation(MaskedLanguageModel):
             for name, weight in self.weights.items()
         )
         return jnp.asarray(loss), metrics
-
-    def _layers(
-        self,
-        model: EncoderModel,
-        teacher: EncoderModel,
-        batch: Batch,
-        states: tuple[Array, Array],
-    ) -> Metrics:
-        """Returns the metrics of matched layers, from all states of student and teacher."""
-        metrics, layers = {}, self._matched_layers
-        if self.settings.hidden_weight:
-            ours_NBLD, theirs_NBLD = states
-            if hasattr(model, PROJECTION):
-                ours_NBLD = getattr(model, PROJECTION)(ours_NBLD)
-            matched = theirs_NBLD[jnp.array([0, *(layer + 1 for layer in layers)])]
-            metrics |= hidden_metrics(ours_NBLD, matched, token_weights(batch))
-        if self.settings.attention_weight:
-            encoders = model.encoder, teacher.encoder
-            metrics |= attention_metrics(*encoders, batch, states=states, layers=layers)
-        return metrics
 
     def _predictions(
         self, model: EncoderModel, teacher: EncoderModel, rows: _Masked, shares_SVD: Array
@@ -294,24 +210,14 @@ class Distillation(MaskedLanguageModel):
     def flops_per_row(self, batch: Mapping[str, Any]) -> float:
         """Returns the model FLOPs of one row: student forward and backward, teacher forward."""
         predictions = batch["masked_lm_positions"].shape[1]
-        length, depth = batch["input_ids"].shape[1], self.architecture.num_hidden_layers
-
-        def forward(each: EncoderArchitecture) -> float:
-            encoder = each.forward_flops(
-                seq_length=length,
-                read=None if self._reads_every_token else predictions,
+        student, teacher = (
+            each.forward_flops(
+                seq_length=batch["input_ids"].shape[1],
+                read=None if self.settings.cosine_weight else predictions,
                 predictions=predictions,
             )
-            if not self.settings.attention_weight:
-                return encoder
-            # Queries, keys and scores of the matched layers, a second time.
-            width = each.hidden_size
-            return encoder + depth * (4 * length * width * width + 2 * length * length * width)
-
-        student, teacher = forward(self.architecture), forward(self.teacher.architecture)
-        width, other = (each.hidden_size for each in (self.architecture, self.teacher.architecture))
-        if self.settings.hidden_weight and width != other:
-            student += 2 * (depth + 1) * length * width * other
+            for each in (self.architecture, self.teacher.architecture)
+        )
         return TRAINING * student + teacher
 
     def score(self, sums: Sums) -> dict[str, float]:

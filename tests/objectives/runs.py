@@ -28,14 +28,6 @@ VARIANTS = {
         {"generator": {"num_hidden_layers": 2}},
         {"share": "attention", "num_hidden_groups": 2, "num_hidden_layers": 3},
     ),
-    "tinybert": Variant(
-        "distill",
-        {
-            "initial_layers": None,
-            **{"cosine_weight": 0.0, "hidden_weight": 0.5, "attention_weight": 0.5},
-        },
-        {"hidden_size": 16},
-    ),
 }
 
 

@@ -31,7 +31,6 @@ from bert_jax.model.layer_stack import (
 from bert_jax.model.layers import ScaledNorm, param, subkey
 from bert_jax.model.section import Execution, Remat
 from bert_jax.model.tied_embedding import looked_up, shares_of
-from bert_jax.model.xla_attention import ScoreFunction, Scores
 from bert_jax.parallel.sharding_rules import constrain
 
 
@@ -95,44 +94,34 @@ class ModernBertEncoder(nnx.Module):
         self,
         batch: Mapping[str, Array],
         *,
-        words_BLD: Array | None = None,
         read: Callable[[Array], Array] = lambda x_BLD: x_BLD,
-        dropout_key: Array | None = None,
     ) -> Float[Array, "states batch *rest"]:
         """Returns `read` of the embeddings' output and of every layer's.
 
         `read` takes a state [B, L, D]. The last state is normalised. The states are
         [layers + 1, B, …].
         """
-        x_BLD, states = self._run(batch, words_BLD, None, dropout_key, read)
+        x_BLD, states = self._run(batch, None, None, None, read)
         return states.at[-1].set(read(self.last_norm(x_BLD)))
 
     def attention_maps(
         self, batch: Mapping[str, Array]
     ) -> Float[Array, "layers batch heads length length"]:
         """Returns the attention probabilities, see `EncoderModel.attention_maps`."""
-        functions, states = self.score_functions(batch), self.every_layer(batch)[:-1]
-        return jnp.stack(
-            [scores(x_BLD).probabilities for scores, x_BLD in zip(functions, states, strict=True)]
-        )
-
-    def score_functions(self, batch: Mapping[str, Array]) -> list[ScoreFunction]:
-        """Returns a function for each layer, see `Encoder`."""
         architecture, turns = self.architecture, self._turns(batch)
-
-        def scores(x_BLD: Array, *, at: int, of_layer: Any) -> Scores:
-            params, scale, _ = of_layer
+        layers = each_layer(self._layers(None), sharing=architecture.sharing)
+        maps = []
+        for at, (x_BLD, (params, scale, _)) in enumerate(
+            zip(self.every_layer(batch)[:-1], layers, strict=True)
+        ):
             layer = nnx.merge(nnx.graphdef(self.layers), params)
             is_global = architecture.is_global(at)
             _, normed = self._normed(x_BLD, scale, at=at)
-            segment_ids = batch["segment_ids"]
-            return layer.scores(normed, segment_ids, turns[is_global], is_global=is_global)
-
-        layers = each_layer(self._layers(None), sharing=architecture.sharing)
-        return [
-            functools.partial(scores, at=at, of_layer=of_layer)
-            for at, of_layer in enumerate(layers)
-        ]
+            found = layer.scores(
+                normed, batch["segment_ids"], turns[is_global], is_global=is_global
+            )
+            maps.append(found.probabilities)
+        return jnp.stack(maps)
 
     def _run(
         self,
