@@ -204,10 +204,8 @@ def _of_columns(columns: Mapping[str, Sequence[Any]], table: str) -> list[dict[s
 
 
 def _row(row: Any, place: str) -> str | tuple[Any, ...] | dict[str, Any]:
-    if isinstance(row, Mapping):
-        return {str(name): _plain(value) for name, value in row.items()}
-    plain = _plain(row)
-    if isinstance(plain, str):
+    plain = _plain(dict(row) if isinstance(row, Mapping) else row)
+    if isinstance(plain, str | dict):
         return plain
     if isinstance(plain, list | tuple) and plain:
         return tuple(map(_plain, plain))
@@ -220,9 +218,14 @@ def _row(row: Any, place: str) -> str | tuple[Any, ...] | dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns NumPy values as Python values, and missing values (NaN, pandas' NA) as None."""
-    if isinstance(value, np.generic | np.ndarray):
+    """Returns arrays as lists, also inside lists and dicts, and NaN and pandas' NA as None."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    # Arrays and numbers of NumPy and PyTorch.
+    if isinstance(value, np.generic | np.ndarray) or type(value).__name__ == "Tensor":
         value = value.tolist()
+    if isinstance(value, list):
+        return [*map(_plain, value)]
     if (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in _NOTHING:
         return None
     return value

@@ -3,10 +3,15 @@
 import decimal
 import math
 import re
+import unicodedata
+from collections.abc import Collection
 from typing import Any, Final
 
-# Texts that pandas and Python write for a missing value, in lower case.
-_MISSING: Final = frozenset(("nan", "none", "null", "na", "n/a", "#n/a", "<na>", "nat"))
+# Texts that pandas, Python and SNLI ("-") write for a missing value, in lower case.
+_MISSING: Final = frozenset(("nan", "none", "null", "na", "n/a", "#n/a", "<na>", "nat", "-", "?"))
+
+_INVISIBLE: Final = ("Cc", "Cf")
+_WHOLE: Final = re.compile(r"[+]?(-?)0*(\d+)")
 
 _QUOTED: Final = r"""(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")"""
 _ITEM: Final = rf"(?:{_QUOTED}|[-+.\w]++)"
@@ -34,3 +39,32 @@ def is_missing_text(label: Any) -> bool:
 def is_list_text(label: str) -> bool:
     """Returns whether a label is a list or set written as text: ``"['a', 'c']"``, ``"[0 2]"``."""
     return _LIST.fullmatch(label) is not None
+
+
+def look(label: str) -> str:
+    """Returns what a reader sees in a label: ``"Yes"`` → ``"yes"``, ``"05"`` → ``"5"``.
+
+    Equal looks differ in case, invisible characters, composed letters or the spelling of a number.
+    """
+    shown = unicodedata.normalize("NFKC", label).casefold()
+    shown = "".join(each for each in shown if unicodedata.category(each) not in _INVISIBLE)
+    whole = _WHOLE.fullmatch(shown)
+    return shown if whole is None else f"{whole[1]}{whole[2]}"
+
+
+def printable(label: str) -> str:
+    """Returns a label with escapes for invisible and decomposed characters."""
+    plain = unicodedata.is_normalized("NFC", label)
+    return label if plain and label.isprintable() else ascii(label)[1:-1]
+
+
+def label_parts(label: str, names: Collection[str]) -> tuple[str, list[str]] | None:
+    """Returns the separator and the parts of a label that consists of other labels, or None.
+
+    ``label_parts("joy,fear", {"joy", "fear", "joy,fear"})`` → ``(",", ["joy", "fear"])``
+    """
+    for separator in ",;|":
+        parts = [part.strip() for part in label.split(separator)]
+        if parts[1:] and all(part in names for part in parts):
+            return separator, parts
+    return None

@@ -11,7 +11,7 @@ from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.section import ProblemName
 from bert_jax.tasks.family import Record
-from bert_jax.tasks.label_values import is_list_text, is_missing_text
+from bert_jax.tasks.label_values import is_list_text, is_missing_text, label_parts
 
 # Index in `Labelling.names`, set of indices (multi-label), number (regression), or None if the
 # example is unlabelled.
@@ -226,8 +226,9 @@ def _refuse_vectors(rows: Sequence[TextRow], place: str) -> None:
     Lists of names differ in length, or have other names.
     """
     lists = [row.label for row in rows if isinstance(row.label, list)]
-    lengths, values = {len(each) for each in lists}, {each for found in lists for each in found}
-    if lists and len(lengths) == 1 and max(lengths) > 1 and values <= {0, 1}:
+    lengths = {len(each) for each in lists}
+    are_bits = all(each in (0, 1) for found in lists for each in found)
+    if lists and len(lengths) == 1 and max(lengths) > 1 and are_bits:
         raise RowError(
             "label.vectors",
             "found {found}, a 0 or 1 for every class, allowed: the names of a row's classes. Write "
@@ -289,7 +290,8 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
 
     If any label is a list, the problem is "multi_label". If more than half of the labels are
     numbers and one is fractional, it is "regression": a stray "n/a" must not turn each number into
-    a class. Otherwise it is "single_label". Raises RowError if most labels have a decimal comma.
+    a class. Otherwise it is "single_label". Raises RowError if most labels have a decimal comma, or
+    if a label consists of others: ``joy,fear``.
     """
     labels = [row.label for row in rows if not row.unlabelled]
     if any(isinstance(label, list) for label in labels):
@@ -310,8 +312,27 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
             place=commas[0].place,
             found=commas[0].label,
         )
+    _refuse_several(rows)
     whole = bool(labels) and len(numbers) == len(labels)
     return "single_label", "labels are whole numbers" if whole else "labels are names", ""
+
+
+def _refuse_several(rows: Sequence[TextRow]) -> None:
+    names = {row.label for row in rows if isinstance(row.label, str)}
+    several = {name: found for name in names if (found := label_parts(name, names))}
+    for row in rows:
+        if isinstance(row.label, str) and row.label in several:
+            separator, parts = several[row.label]
+            raise RowError(
+                "label.several",
+                'found the label "{found}" beside {parts}. For several labels, set '
+                'finetune.task.problem=multi_label and finetune.task.label_separator="{separator}".'
+                " For one label, set finetune.task.problem=single_label.",
+                place=row.place,
+                found=row.label,
+                parts=parts,
+                separator=separator,
+            )
 
 
 def shown_labels(names: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import pydantic
 
@@ -14,6 +14,7 @@ from bert_jax.data.row_errors import OnError, RowError, RowErrors
 from bert_jax.data.tables import Delimiter, TableRow, read_table
 from bert_jax.errors import UserError
 from bert_jax.model.section import ProblemName
+from bert_jax.section import refuse_same_column
 from bert_jax.tasks.family import (
     DataRequest,
     Family,
@@ -24,7 +25,7 @@ from bert_jax.tasks.family import (
     no_rows,
     row_errors,
 )
-from bert_jax.tasks.label_values import is_missing_text, plain_label
+from bert_jax.tasks.label_values import is_missing_text, look, plain_label, printable
 from bert_jax.tasks.labels import (
     UNKNOWN,
     Labelling,
@@ -78,6 +79,12 @@ class TableSection(FilesSection):
     """Fraction of `train` to hold out if `dev` is not set."""
     class_weights: Literal["none", "balanced"] | dict[str, pydantic.PositiveFloat] = "none"
     """Label weights in the loss. `balanced`: equal total weight per label. Or {label: weight}."""
+
+    @pydantic.model_validator(mode="after")
+    def _one_role_each(self) -> Self:
+        names = ("text", "pair", "label")
+        refuse_same_column({name: getattr(self, name) for name in names})
+        return self
 
     def open(self, request: DataRequest) -> Family:
         """Opens the tables.
@@ -249,10 +256,10 @@ def _doubts(labelling: Labelling, source: Path | MemoryTable) -> list[str]:
         return []
     notes, spellings = [], defaultdict[str, list[str]](list)
     for name in labelling.names:
-        spellings[name.casefold()].append(name)
+        spellings[look(name)].append(name)
     if alike := [name for names in spellings.values() if names[1:] for name in names]:
-        shown = ", ".join(shown_labels(alike))
-        notes.append(f"{source}: labels that differ only in case are different labels: {shown}")
+        shown = ", ".join(shown_labels([*map(printable, alike)]))
+        notes.append(f"{source}: labels that look alike are different labels: {shown}")
     numbers = [str(number) for number in range(UNKNOWN, len(labelling.names) - 1)]
     if missing := [*filter(is_missing_text, labelling.names)]:
         shown = ", ".join(missing)

@@ -96,12 +96,17 @@ MULTICONER = "# id 1-2 domain=train\nEU _ _ B-ORG\n\n\n# id 3-4 domain=train\n# 
 CONLL_U = "# sent_id = 1\n# text = a b c d\n1 a X\n2 b Y\n\n# text = e f\n1 e X\n2 f Y\n"
 
 
+REST = " _" * 6
+UNIVERSAL = f"# text = zum\n1-2 zum _ _{REST}\n1 zu _ P{REST}\n2 dem _ D{REST}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "columns", "sentences", "comments"),
     [
         (GERMEVAL, {"token": 1, "label": 2}, ["EU rejects", "#"], 2),
         (GERMEVAL, {"token": 1, "separator": "\t"}, ["EU rejects", "#"], 2),
         (CONLL_U, {"token": 1}, ["a b", "e f"], 3),
+        (UNIVERSAL, {"token": 1, "label": 3}, ["zu dem"], 1),
         ("###MEDLINE:95369245\n\na\tO\n\n###MEDLINE:95369246\n\nb\tO\n", {}, ["a", "b"], 2),
         ("#begin document (bc); 0\na X O\n\nb X O\n\n#end document\n", {}, ["a", "b"], 2),
         ("# O\n1 O\n\n# O\nb B-A\n", {}, ["# 1", "# b"], 0),
@@ -151,6 +156,21 @@ def test_other_formats_are_named(
     path = write(tmp_path, text)
     with refuses(f"tokens.{key}", place=path, **values):
         read_conll(path, labelled=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "found"),
+    [
+        ("a *\nb (ORG)\nc (X(PERSON*\nd *))\n", 2, "(ORG)"),
+        ("a -\nb -\nc (0\nd 0)|(1)\n", 3, "(0"),
+    ],
+)
+def test_brackets_are_no_labels(tmp_path: Path, text: str, line: int, found: str) -> None:
+    path = write(tmp_path, text)
+    with refuses("tokens.brackets", place=f"{path}: line {line}", found=found):
+        read_conll(path, labelled=True)
+    # Tags of the Penn Treebank include brackets.
+    read_conll(write(tmp_path, "( (\na DT\n) )\n"), labelled=True)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_missing_label_is_refused_but_in_test_sets(
     assert labels_of(family.splits["test"]) == [1, 0, None]
 
 
-@pytest.mark.parametrize("text", ["nan", "NaN", "None", "NULL", "<NA>", "N/A"])
+@pytest.mark.parametrize("text", ["nan", "NaN", "None", "NULL", "<NA>", "N/A", "-", "?"])
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_text_for_a_missing_label_is_never_read_silently(
     tmp_path: Path, suffix: str, text: str
@@ -189,6 +189,50 @@ def test_vectors_of_classes_are_no_names(label: list[Any], tmp_path: Path) -> No
     section = TableSection.model_validate({"train": str(path), "text": "text", "label": "label"})
     with refuses("label.vectors", found=label, example=["class0", "class2"]):
         section.open(opening(tmp_path, "train"))
+
+
+@pytest.mark.parametrize(
+    ("label", "separator"), [("joy,fear", ","), ("joy; fear", ";"), ("joy|fear|joy", "|")]
+)
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_label_of_several_labels_needs_a_setting(
+    form: str, label: str, separator: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, "train", form, ["joy", label, "fear"])
+    with refuses("label.several", found=label, separator=separator):
+        open_files(tmp_path, "train", train=path)
+    family = open_files(tmp_path, "train", train=path, problem="single_label")
+    assert label in family.heads.labels
+    settings = {"problem": "multi_label", "label_separator": separator}
+    assert open_files(tmp_path, "train", train=path, **settings).heads.labels == ("fear", "joy")
+    # The parts of other names are no labels.
+    path = write(tmp_path, "train", form, ["joy", label, "anger"])
+    assert label in open_files(tmp_path, "train", train=path).heads.labels
+
+
+ALIKE = [
+    ["yes", "Yes"],
+    ["yes", "yes\u200b"],
+    ["caf\u00e9", "cafe\u0301"],
+    ["5", "05"],
+    ["+1", "1"],
+]
+
+
+@pytest.mark.parametrize("labels", ALIKE)
+def test_labels_that_look_alike_are_noted(labels: list[str], tmp_path: Path) -> None:
+    path = write(tmp_path, "train", "csv", [*labels, "6"])
+    family = open_files(tmp_path, "train", train=path)
+    assert len(family.heads.labels) == 3
+    (note,) = (note for note in family.notes if "look alike" in note)
+    assert ("\\u" in note) == (not labels[-1].isascii())
+
+
+@pytest.mark.parametrize("label", [{"a": 1}, ["a"]])
+def test_a_list_of_objects_is_no_list_of_labels(label: Any, tmp_path: Path) -> None:
+    path = write(tmp_path, "train", "jsonl", [[label], [label]])
+    with refuses("label.kind", found=label):
+        open_files(tmp_path, "train", train=path)
 
 
 @pytest.mark.parametrize("labels", [[True, False, 1, 0], [True, 0], ["1", "False"]])

@@ -60,13 +60,29 @@ def test_offsets_may_be_whole_floats(tmp_path: Path) -> None:
         assert only.answers == (Answer("1889", 32),)
 
 
+def test_an_empty_answer_is_no_answer(tmp_path: Path) -> None:
+    questions = [question("a", "when", ("1889", 32)), question("b", "who", ("", -1))]
+    questions.append(question("c", "why", ("", 0), impossible=True))
+    file = _read(write(tmp_path / "x.json", squad((TOWER, questions), version="v2.0")))
+    assert [one.answers for one in file.questions] == [(Answer("1889", 32),), (), ()]
+    path = rows_file(tmp_path / "rows.jsonl", [one["answers"] for one in questions])
+    file = read_question_rows(path, version="auto", needs_answers=True)
+    assert [one.answers for one in file.questions] == [(Answer("1889", 32),), (), ()]
+
+
 def test_an_impossible_row_has_no_answers(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     row = {"context": TOWER, "question": "who", "is_impossible": True, "answers": NONE}
     path.write_text(json.dumps(row))
     (only,) = read_question_rows(path, version="2.0", needs_answers=False).questions
     assert only.answers is None
-    path.write_text(json.dumps(row | {"answers": ANSWER}))
+    path.write_text(json.dumps(row | {"answers": {"text": [""], "answer_start": [-1]}}))
+    (only,) = read_question_rows(path, version="2.0", needs_answers=False).questions
+    assert only.answers is None
+    path.write_text(json.dumps(row | {"is_impossible": "False"}))
+    with refuses("squad.is_impossible", place=f"{path}: line 1: is_impossible", found="False"):
+        read_question_rows(path, version="auto", needs_answers=True)
+    path.write_text(json.dumps(row | {"is_impossible": 1, "answers": ANSWER}))
     with refuses("squad.impossible_with_answers", place=f"{path}: line 1", answers=2):
         read_question_rows(path, version="auto", needs_answers=True)
 

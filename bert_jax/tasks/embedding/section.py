@@ -11,7 +11,7 @@ from bert_jax.data.row_errors import OnError, RowErrors
 from bert_jax.data.tables import Delimiter, read_table
 from bert_jax.errors import SettingError, UserError
 from bert_jax.model.section import HeadsSection, Pool, PoolingSection
-from bert_jax.section import Section, Strings, refuse_ignored
+from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
 from bert_jax.tasks.embedding import retrieval
 from bert_jax.tasks.embedding.tuples import (
     TextsSplit,
@@ -125,6 +125,9 @@ class EmbeddingSection(FilesSection):
                 place="score_range",
                 found=list(self.score_range),
             )
+        negatives = {f"negatives.{at}": name for at, name in enumerate(self.negatives)}
+        columns = {name: getattr(self, name) for name in ("anchor", "positive", "score")}
+        refuse_same_column(columns | negatives)
         needed = {"simcse": (), "info_nce": ("positive",)}.get(
             self.loss.kind, ("positive", "score")
         )

@@ -188,8 +188,8 @@ def _questions(
                 found=number,
                 first=first,
             )
-        if question.is_impossible and question.answers:
-            raise impossible_with_answers(f"{path}: {place}", len(question.answers))
+        if question.is_impossible and any(answer.text for answer in question.answers or ()):
+            raise impossible_with_answers(f"{path}: {place}", len(question.answers or ()))
         answers = _answers(question, version=version)
         if answers is None and needs_answers:
             raise UserError(
@@ -205,8 +205,13 @@ def _questions(
 def _answers(question: _Question, *, version: Version) -> tuple[Answer, ...] | None:
     if question.is_impossible:
         return ()
-    if question.answers:
-        return tuple(Answer(answer.text, answer.answer_start) for answer in question.answers)
+    given = question.answers or []
+    if version == "2.0":  # some programs write an empty text for no answer
+        given = [answer for answer in given if answer.text]
+    if given:
+        return tuple(Answer(answer.text, answer.answer_start) for answer in given)
     # As in evaluate-v2.0.py, a question without answers is unanswerable.
-    told = question.answers is not None and question.is_impossible is None
+    told = bool(question.answers) or (
+        question.answers is not None and question.is_impossible is None
+    )
     return () if told and version == "2.0" else None

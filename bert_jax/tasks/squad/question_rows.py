@@ -81,8 +81,16 @@ def _answers(row: TableRow, *, lenient: bool) -> tuple[Answer, ...] | None:
     """Returns the answers of a row, () if there are none, and None if they are unknown."""
     found = row.values.get("answers")
     pairs = _pairs(found)
-    if row.values.get("is_impossible") is True:
-        if pairs:
+    is_impossible = row.values.get("is_impossible")
+    if is_impossible not in (None, False, True):  # also 0 and 1
+        raise UserError(
+            "squad.is_impossible",
+            "found {found!r}, allowed: true or false",
+            place=f"{row.place}: is_impossible",
+            found=is_impossible,
+        )
+    if is_impossible:
+        if pairs and any(text for text, _ in pairs):
             raise impossible_with_answers(row.place, len(pairs))
         return ()
     if found is None:
@@ -96,7 +104,8 @@ def _answers(row: TableRow, *, lenient: bool) -> tuple[Answer, ...] | None:
             place=f"{row.place}: answers",
             found=repr(found),
         )
-    return tuple(Answer(text, start) for text, start in pairs)
+    # Some programs write an empty text for a question without an answer.
+    return tuple(Answer(text, start) for text, start in pairs if text)
 
 
 def _pairs(found: Any) -> list[tuple[Any, Any]] | None:

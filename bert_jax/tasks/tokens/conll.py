@@ -21,6 +21,11 @@ _COLUMN_NAME: Final = re.compile(
 _WHITE_SPACE: Final = re.compile("[ \t]+")
 # "#" as a token is a line with as many columns as other lines.
 _COMMENT: Final = re.compile(r"#([ \t]|$)|###|#(begin|end) document")
+# CoNLL-U: words that are divided into the next ones, and words that the text lacks.
+_RANGE: Final = re.compile(r"\d+[-.]\d+")
+_UNIVERSAL: Final = 10  # columns of CoNLL-U
+# CoNLL-2012: "(PERSON*", "*", "*)" and "(12", "-", "12)".
+_BRACKETS: Final = re.compile(r"[*-]|\S*\(\w\S*|[^\s(]*\)")
 # WikiANN and PAN-X write the language before each token: "en:Obama".
 _LANGUAGE: Final = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple):")
 
@@ -43,6 +48,7 @@ class ConllFile(NamedTuple):
     numbers: bool = False  # whether labels are numbers without names
     comments: int = 0  # number of lines that were detected as comments
     columns: tuple[int, int, int] | None = None  # token column, label column, number of columns
+    ranges: int = 0  # number of lines of CoNLL-U that are no words of their own
     languages: Sequence[str] = ()  # languages that were before the tokens: "en" of "en:Obama"
 
     @property
@@ -81,8 +87,8 @@ def read_conll(
 
     Lines before a sentence that begin with ``#`` are comments if they have another number of
     columns than the sentence, or if every sentence has one. GermEval, CoNLL-U, MultiCoNER and
-    JNLPBA have such comments. If every token begins with a language, such as ``en:`` in PAN-X, the
-    languages are removed.
+    JNLPBA have such comments. Lines of CoNLL-U such as ``1-2`` and ``8.1`` are skipped. If every
+    token begins with a language, such as ``en:`` in PAN-X, the languages are removed.
 
     Args:
         path: path of the file.
@@ -95,7 +101,7 @@ def read_conll(
     Raises:
         UserError: The file is missing, is JSON or Parquet, is not UTF-8 or has no sentences. A line
             lacks a column, a token or a required label, or its number of columns differs from the
-            line before. The column of tokens numbers them.
+            line before. The column of tokens has only numbers, or that of labels has brackets.
     """
     _refuse_rows(path, separator)
 
@@ -111,13 +117,16 @@ def read_conll(
     raw = [lines for lines in raw if lines]
     comments = set() if comment is not None else _comments(raw, split)
     blocks: list[list[tuple[str, str, int]]] = [[] for _ in raw]
-    token_at, label_at, before, width = 0, 0, 0, 0
+    token_at, label_at, before, width, ranges = 0, 0, 0, 0, 0
     numbered = ((at, *each) for at, lines in enumerate(raw) for each in lines)
     for at, number, line in numbered:
         if number in comments:
             continue
         place = f"{path}: line {number}"
         fields = split(line)
+        if len(fields) == _UNIVERSAL and token and _RANGE.fullmatch(fields[0]):
+            ranges += 1
+            continue
         if not width:
             token_at = label_at = _column(place, fields, "token_column", token)
             if labelled or -len(fields) <= label < len(fields):
@@ -170,9 +179,31 @@ def read_conll(
         sentences = [sentence._replace(labels=None) for sentence in sentences]
         stray = sum(map(bool, names))
     columns = (token_at, label_at, width)
-    return ConllFile(
-        path, sentences, stray, comments=len(comments), columns=columns, languages=languages
+    file = ConllFile(
+        path,
+        sentences,
+        stray,
+        comments=len(comments),
+        columns=columns,
+        ranges=ranges,
+        languages=languages,
     )
+    _refuse_brackets(file)
+    return file
+
+
+def _refuse_brackets(file: ConllFile) -> None:
+    """Raises UserError if labels are the brackets of CoNLL-2012: ``(PERSON*``, ``*``, ``*)``."""
+    opening = {name for name in file.names if name[:1] == "("}
+    if opening and all(map(_BRACKETS.fullmatch, file.names)):
+        line, name = file.first(opening)
+        raise UserError(
+            "tokens.brackets",
+            "found the label {found}, allowed: one label for each token, such as B-PER. Write "
+            "brackets as IOB2.",
+            place=file.place(line),
+            found=name,
+        )
 
 
 def _without_languages(path: Path, sentences: list[Sentence]) -> tuple[list[str], list[Sentence]]:

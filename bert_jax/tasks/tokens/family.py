@@ -125,7 +125,9 @@ class TokenClassificationSection(FilesSection):
             )
             stray = "tokens have a label, but others have none: all labels are ignored"
             comments = "lines begin with # and are read as comments"
+            ranges = "lines of divided or missing words, such as 1-2 and 8.1, are skipped"
             found = {**split.findings, stray: file.stray_labels, comments: file.comments}
+            found |= {ranges: file.ranges}
             notes += count_notes(file.path, found)
             if file.languages:
                 shown = ", ".join(file.languages)
