@@ -7,8 +7,11 @@ import unicodedata
 from collections.abc import Collection
 from typing import Any, Final
 
-# Texts that pandas, Python and SNLI ("-") write for a missing value, in lower case.
-_MISSING: Final = frozenset(("nan", "none", "null", "na", "n/a", "#n/a", "<na>", "nat", "-", "?"))
+# Texts that pandas, Python, SNLI ("-"), Weka ("?") and SQL ("\\N") write for a missing value, in
+# lower case.
+_MISSING: Final = frozenset(
+    ("nan", "none", "null", "na", "n/a", "#n/a", "<na>", "nat", "-", "?", "\\n")
+)
 
 _INVISIBLE: Final = ("Cc", "Cf")
 _WHOLE: Final = re.compile(r"[+]?(-?)0*(\d+)")
@@ -63,7 +66,7 @@ def label_parts(label: str, names: Collection[str]) -> tuple[str, list[str]] | N
 
     ``label_parts("joy,fear", {"joy", "fear", "joy,fear"})`` → ``(",", ["joy", "fear"])``
     """
-    for separator in ",;|":
+    for separator in ",;| ":
         parts = [part.strip() for part in label.split(separator)]
         if parts[1:] and all(part in names for part in parts):
             return separator, parts

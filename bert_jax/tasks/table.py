@@ -25,7 +25,7 @@ from bert_jax.tasks.family import (
     no_rows,
     row_errors,
 )
-from bert_jax.tasks.label_values import is_missing_text, look, plain_label, printable
+from bert_jax.tasks.label_values import is_missing_text, label_parts, look, plain_label, printable
 from bert_jax.tasks.labels import (
     UNKNOWN,
     Labelling,
@@ -260,6 +260,10 @@ def _doubts(labelling: Labelling, source: Path | MemoryTable) -> list[str]:
     if alike := [name for names in spellings.values() if names[1:] for name in names]:
         shown = ", ".join(shown_labels([*map(printable, alike)]))
         notes.append(f"{source}: labels that look alike are different labels: {shown}")
+    several = [name for name in labelling.names if label_parts(name, labelling.names)]
+    if several and labelling.problem == "multi_label":
+        shown = ", ".join(shown_labels(several))
+        notes.append(f"{source}: labels that consist of others, see task.label_separator: {shown}")
     numbers = [str(number) for number in range(UNKNOWN, len(labelling.names) - 1)]
     if missing := [*filter(is_missing_text, labelling.names)]:
         shown = ", ".join(missing)

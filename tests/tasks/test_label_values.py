@@ -105,7 +105,7 @@ def test_a_missing_label_is_refused_but_in_test_sets(
     assert labels_of(family.splits["test"]) == [1, 0, None]
 
 
-@pytest.mark.parametrize("text", ["nan", "NaN", "None", "NULL", "<NA>", "N/A", "-", "?"])
+@pytest.mark.parametrize("text", ["nan", "NaN", "None", "NULL", "<NA>", "N/A", "-", "?", r"\N"])
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_text_for_a_missing_label_is_never_read_silently(
     tmp_path: Path, suffix: str, text: str
@@ -192,7 +192,8 @@ def test_vectors_of_classes_are_no_names(label: list[Any], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("label", "separator"), [("joy,fear", ","), ("joy; fear", ";"), ("joy|fear|joy", "|")]
+    ("label", "separator"),
+    [("joy,fear", ","), ("joy; fear", ";"), ("joy|fear|joy", "|"), ("joy fear", " ")],
 )
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_label_of_several_labels_needs_a_setting(
@@ -205,6 +206,8 @@ def test_a_label_of_several_labels_needs_a_setting(
     assert label in family.heads.labels
     settings = {"problem": "multi_label", "label_separator": separator}
     assert open_files(tmp_path, "train", train=path, **settings).heads.labels == ("fear", "joy")
+    family = open_files(tmp_path, "train", train=path, **settings | {"label_separator": "+"})
+    assert any(note.endswith(f"task.label_separator: {label}") for note in family.notes)
     # The parts of other names are no labels.
     path = write(tmp_path, "train", form, ["joy", label, "anger"])
     assert label in open_files(tmp_path, "train", train=path).heads.labels

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -176,10 +177,13 @@ def test_rows_in_a_json_file_are_named_with_the_suffix_to_use(tmp_path: Path) ->
         assert ". Write" in str(error.value)
 
 
-def test_a_family_of_rows_in_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["rows", "pandas"])
+def test_a_family_of_rows_in_memory(tmp_path: Path, form: str) -> None:
     task = {"kind": "squad", "max_query_length": 8}
     config = {"run_dir": str(tmp_path / "run"), "finetune": {"init_from": "x", "task": task}}
-    rows = [{"question": "when", "context": TOWER, "answers": ANSWER}] * 2
+    rows: Any = [{"question": "when", "context": TOWER, "answers": ANSWER}] * 2
+    if form == "pandas":  # with arrays inside dicts
+        rows = datasets.Dataset.from_list(rows).to_pandas()
     with_tables(parse_config(config, source="a.yaml"), {"dev": rows})
     split = open_one(str(tmp_path / "run" / "data" / "dev.jsonl")).splits["dev"]
     assert split.examples == 2
