@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 import pydantic
@@ -111,6 +111,20 @@ def refuse_ignored(section: Section, *names: str, allowed: str) -> None:
                 place=name,
                 found=f"{found!s:.60}",
                 allowed=allowed,
+            )
+
+
+def refuse_same_column(columns: Mapping[str, str | None]) -> None:
+    """Raises SettingError if two settings name the same column of a table."""
+    first: dict[str, str] = {}
+    for name, column in columns.items():
+        if column is not None and first.setdefault(column, name) != name:
+            raise SettingError(
+                "setting.same_column",
+                'found "{found}", which is also {other}, allowed: another column',
+                place=name,
+                found=column,
+                other=first[column],
             )
 
 

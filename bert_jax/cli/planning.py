@@ -57,10 +57,13 @@ def plan(
     """
     from rich.console import Console
 
+    from bert_jax.files.atomic import require_other_file
     from bert_jax.planning.prices import load_prices
     from bert_jax.planning.show import plans_as_json, render_plans, show_plans
     from bert_jax.verbs.plan import plan as run
 
+    if html is not None:
+        require_other_file(html, [config, prices])
     price_list = load_prices(prices)
     plans = run(base.read_config(config, overrides), topologies, suggest=suggest, **options)
     if html is not None:

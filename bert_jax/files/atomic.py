@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from etils import epath
@@ -29,6 +29,22 @@ def output_exists(path: os.PathLike[str]) -> UserError:
     return UserError(
         "output.exists", "exists already. Choose another path or add --force.", place=path
     )
+
+
+def require_other_file(output: epath.PathLike, inputs: Iterable[object]) -> None:
+    """Raises UserError if an output would replace one of the inputs of the same command.
+
+    Ignores inputs that are not the path of a local file.
+    """
+    for path in inputs:
+        if isinstance(path, str | os.PathLike) and os.path.isfile(path) and os.path.exists(output):
+            if os.path.samefile(path, output):
+                raise UserError(
+                    "output.is_input",
+                    "also an input of this command, which --force does not replace. Choose another "
+                    "path.",
+                    place=output,
+                )
 
 
 @contextlib.contextmanager

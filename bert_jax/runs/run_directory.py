@@ -30,6 +30,13 @@ TOKENIZER: Final = "tokenizer"
 CHECKPOINTS: Final = "checkpoints"
 RunVerb = Literal["pretrain", "finetune"]
 
+# Files that a run directory has only below itself, or only beside its config.yaml. In any other
+# directory, they belong to a dataset, a tokenizer or another program's model.
+_FOREIGN: Final = (
+    *(PROVENANCE, "dataset_info.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"),
+    *("config.json", "model.safetensors"),
+)
+
 
 class Run(NamedTuple):
     """The content of a run directory without checkpoints."""
@@ -109,12 +116,23 @@ def claim_run(
 ) -> epath.Path:
     """Returns the run directory; creates it if it is missing.
 
-    Raises UserError if the directory cannot be created, or contains a run of another verb,
-    architecture or tokenizer.
+    Raises UserError if the directory cannot be created, contains a run of another verb,
+    architecture or tokenizer, or is a dataset, a tokenizer or another program's model.
     """
     restore_replaced(run_dir)
     root = epath.Path(run_dir)
     try:
+        # Before config.yaml, which another process of the job writes before provenance.json.
+        foreign = [name for name in _FOREIGN if (root / name).exists()]
+        if foreign and not (root / CONFIG).exists():
+            raise UserError(
+                "run.not_a_run",
+                "found {found} with {file}, so it is a dataset, a tokenizer or another model. "
+                "Choose a new directory.",
+                place="run_dir",
+                found=root,
+                file=foreign[0],
+            )
         if (root / CONFIG).exists():
             run = open_run(root)
             _same_verb(run, verb)

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from rich.console import Console
 
-from bert_jax.errors import UserError
+from bert_jax.errors import SettingError, UserError
 from bert_jax.feature_extraction import writers
 from bert_jax.feature_extraction.extractor import (
     ExtractionCounts,
@@ -17,6 +17,7 @@ from bert_jax.feature_extraction.extractor import (
     settings_for,
 )
 from bert_jax.feature_extraction.texts import TextColumns, read_texts
+from bert_jax.files.atomic import require_other_file
 from bert_jax.files.remote import require_local
 from bert_jax.inference.bucketed import model_of_run
 from bert_jax.model.section import Pool
@@ -25,6 +26,7 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.lock import hold_output
 from bert_jax.runs.run_directory import open_run
+from bert_jax.section import refuse_same_column
 
 _LINES_SHOWN: Final = 10
 
@@ -88,6 +90,10 @@ def features(
     for path in (input_path, output):
         require_local(path, verb="features")
     columns = TextColumns(column, pair_column)
+    try:
+        refuse_same_column(columns._asdict())
+    except SettingError as error:
+        raise error.at("--pair-column") from None
     if level != "sentence" and pool is not None:
         raise UserError(
             "features.level",
@@ -97,6 +103,7 @@ def features(
         )
     target = Path(output)
     writers.check_output(target, force=force)
+    require_other_file(target, [input_path])
     with hold_output(output):
         run = open_run(run_dir)
         settings = settings_for(

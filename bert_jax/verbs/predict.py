@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bert_jax.data.row_errors import OnError
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import output_exists
+from bert_jax.files.atomic import output_exists, require_other_file
 from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.model.section import HeadsSection
 from bert_jax.parallel.mesh import initialise
@@ -28,7 +28,7 @@ from bert_jax.tasks.section import TaskSection
 from bert_jax.tasks.table import TableSection
 from bert_jax.tasks.training.evaluation import predict_run, section_of, write_csv, write_records
 from bert_jax.train.progress_display import format_scores
-from bert_jax.verbs.finetune import no_table
+from bert_jax.verbs.finetune import TABLES, no_table
 from bert_jax.verbs.same_command import join_same_command
 
 SUFFIXES: Final = (".jsonl", ".csv")
@@ -80,8 +80,8 @@ def predict(
         console: console for the result.
 
     Raises:
-        UserError: the run is not fine-tuned, a file is missing, `output` exists, the batch size is
-            invalid, or a SQuAD 2.0 run has no evaluation of this checkpoint.
+        UserError: the run is not fine-tuned, a file is missing, `output` exists or is a file of
+            the task or the input, the batch size is invalid, or a SQuAD 2.0 run has no evaluation of this checkpoint.
     """
     path = Path(output)
     _check_output(path, submission=submission, force=force)
@@ -101,6 +101,8 @@ def predict(
     with hold_output(path):
         run = open_run(run_dir)
         task = _task(run, on_error)
+        files_of_task = (getattr(task, role, None) for role in TABLES)
+        require_other_file(path, [input_path, *files_of_task])
         if probabilities and not submission and path.suffix == ".csv":
             _check_probabilities(run.heads)
         loaded, family, records = predict_run(

@@ -43,6 +43,7 @@ from bert_jax.tasks.family import DataRequest, Family, hub_files
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection, FinetuneSettings
 from bert_jax.tasks.task import FinetuneTask
+from bert_jax.tasks.training.remarks import remarks
 from bert_jax.text import Tokenizer
 from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model
@@ -277,13 +278,7 @@ def show_data(prepared: TrainingSetup, console: Console) -> None:
         return
     family, origin = prepared.family, prepared.origin
     sizes = ", ".join(f"{name} {split.examples:,}" for name, split in family.splits.items())
-    lines = [f"examples: {sizes}", *family.notes]
-    rows, batch = len(family.splits["train"].lengths), prepared.section.batch_size
-    if batch > rows:
-        lines.append(
-            f"finetune.batch_size: {batch} is more than the {rows:,} training rows: each step has "
-            "all rows, and an epoch is one step"
-        )
+    lines = [f"examples: {sizes}", *family.notes, *remarks(prepared.section, family)]
     dtype = prepared.execution.dtype
     if prepared.section.dtype is None and dtype != origin.model.execution.dtype:
         lines.append(SLOWER)
