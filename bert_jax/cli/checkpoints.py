@@ -93,8 +93,19 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
     metavar="FILE",
     help="With CONFIG: describe this machine, train up to 100 steps, and write a report.",
 )
+@click.option(
+    "--init-from",
+    type=base.MODEL_PATH,
+    metavar="MODEL",
+    help="With CONFIG: check it for `pretrain --init-from MODEL`.",
+)
 @base.verb
-def doctor(config: str | None, overrides: tuple[str, ...], report_file: str | None) -> None:
+def doctor(
+    config: str | None,
+    overrides: tuple[str, ...],
+    report_file: str | None,
+    init_from: str | None,
+) -> None:
     """Check installed software, devices, and the inputs of a run before it starts.
 
     With a run directory: verify every file in it. Exit codes: 0 no problem, 1 a file is damaged, a
@@ -102,19 +113,24 @@ def doctor(config: str | None, overrides: tuple[str, ...], report_file: str | No
     """
     from rich.console import Console
 
+    of_run = bool(config) and not overrides and _is_directory(config)
+    loaded = base.read_config(config, overrides) if config and not of_run else None
+    if init_from is not None and (report_file or loaded is None or loaded.train is None):
+        raise UserError(
+            "doctor.init_from",
+            "allowed only with a configuration of pretraining, and without --first-hour",
+            place="--init-from",
+        )
     if report_file is not None:
-        if config is None:
+        if loaded is None:
             raise UserError(
                 "first_hour.config",
                 "missing. Give a configuration of pretraining, such as run.yaml.",
                 place="CONFIG",
             )
-        loaded = base.read_config(config, overrides)
         from bert_jax.verbs.first_hour import first_hour
 
         sys.exit(0 if first_hour(loaded, report_file, console=Console()) else 1)
-    of_run = bool(config) and not overrides and _is_directory(config)
-    loaded = base.read_config(config, overrides) if config and not of_run else None
     from bert_jax.diagnostics.findings import show
     from bert_jax.parallel.section import MeshSection
     from bert_jax.verbs.doctor import config_findings, machine_findings, run_findings
@@ -122,7 +138,11 @@ def doctor(config: str | None, overrides: tuple[str, ...], report_file: str | No
     if config and of_run:
         findings = run_findings(config)
     else:
-        findings = machine_findings(MeshSection()) if loaded is None else config_findings(loaded)
+        findings = (
+            machine_findings(MeshSection())
+            if loaded is None
+            else config_findings(loaded, init_from=init_from)
+        )
     report = show(findings, Console())
     sys.exit(0 if report.ok else 1)
 

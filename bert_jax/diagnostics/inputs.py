@@ -154,9 +154,10 @@ def _dataset(
 
 def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
     """Yields checks of the inputs of `finetune`: the models and the task's files."""
-    yield "init_from", lambda: _model(section.init_from, section)
+    fits = partial(_check_positions, section)
+    yield "init_from", lambda: check_origin(section.init_from, fits)
     if (teacher := section.distill_from) is not None:
-        yield "distill_from", lambda: _model(teacher, section)
+        yield "distill_from", lambda: check_origin(teacher, fits)
     task = section.task
     if isinstance(task, GlueSection):
         if task.data != TFDS:
@@ -168,20 +169,24 @@ def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
             yield "task", lambda role=role, path=path: _file(path, table, role)
 
 
-def _model(origin: str, section: FinetuneSection) -> str:
+def check_origin(origin: str, fits: Callable[[Any], None] = lambda architecture: None) -> str:
+    """Describes the run or model that a run starts from. Raises UserError if it does not exist.
+
+    Passes the architecture to `fits`, if the model is on this machine.
+    """
     if is_remote(origin) or is_hub_name(origin):
         return _unread(origin)
     root = epath.Path(origin)
     if is_checkpoint(origin):
         for name in CONFIGS:
             if (root / name).exists():
-                _check_positions(section, read_json_object(root / name))
+                fits(read_json_object(root / name))
         return f"{origin} is imported when the run starts"
     if not (root / CONFIG).exists():
         raise missing_run(root, allowed=RUN_OR_CHECKPOINT)
     model = read_settings(root).get("model")
     if isinstance(model, dict):
-        _check_positions(section, model.get("architecture"))
+        fits(model.get("architecture"))
     return f"{origin} is a run"
 
 

@@ -369,7 +369,8 @@ class ModelSection(Section):
         if missing := [key for key in needed if key not in values]:
             raise UserError(
                 "model.sizes_missing",
-                "{missing} missing. Set model.size ({sizes:or}), or all of {needed}.",
+                "{missing} missing. Set model.size ({sizes:or}), or all of {needed}. To continue "
+                "from a checkpoint, give --init-from instead.",
                 place="model.architecture",
                 missing=missing,
                 sizes=list(self.named_sizes),

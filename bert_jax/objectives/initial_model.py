@@ -47,6 +47,12 @@ def find_initial(settings: PretrainSettings, tokenizer: Tokenizer) -> Run | None
     if settings.origin is None:
         return None
     run = open_run(settings.origin)
+    require_tokenizer(run, tokenizer, found=settings.tokenizer, name=settings.init_from)
+    return run_of_checkpoint(run, checkpoint="last")
+
+
+def require_tokenizer(run: Run, tokenizer: Tokenizer, *, found: str, name: str | None) -> None:
+    """Raises UserError if a run to start from has another tokenizer; names are for the message."""
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
             "init_from.tokenizer",
@@ -54,13 +60,12 @@ def find_initial(settings: PretrainSettings, tokenizer: Tokenizer) -> Run | None
             "({expected:,} pieces). Use {same}. For more words, run `bert-jax vocab --extend` and "
             "start from the run that it writes.",
             place="tokenizer",
-            found=settings.tokenizer,
+            found=found,
             pieces=tokenizer.vocab_size,
-            run=settings.init_from,
+            run=name,
             expected=run.tokenizer.vocab_size,
             same=run.directory / TOKENIZER,
         )
-    return run_of_checkpoint(run, checkpoint="last")
 
 
 def _require_same_start(settings: PretrainSettings, began: str | None) -> None:

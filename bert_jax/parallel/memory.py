@@ -42,12 +42,13 @@ class Memory(NamedTuple):
 
     def describe(self) -> str:
         """Returns ``"5.9 GiB of 16.0 GiB free"``."""
-        return f"{in_gib(self.free)} of {in_gib(self.total)} free"
+        return f"{describe_bytes(self.free)} of {describe_bytes(self.total)} free"
 
 
-def in_gib(size: float) -> str:
-    """Returns bytes as text: ``"8.6 GiB"``."""
-    return f"{size / 2**30:,.1f} GiB"
+def describe_bytes(size: float) -> str:
+    """Returns bytes as text: ``"8.6 GiB"``, or ``"12.5 MiB"`` below 0.1 GiB."""
+    gib = size / 2**30
+    return f"{gib:,.1f} GiB" if gib >= 0.1 else f"{gib * 1024:.1f} MiB"
 
 
 def host_memory() -> Memory:
@@ -107,11 +108,11 @@ def out_of_memory(error: Exception) -> OutOfMemory | None:
     else:
         return None
     if (sizes := memory_refused(text)) is not None:
-        needed, available = map(in_gib, sizes)
+        needed, available = map(describe_bytes, sizes)
         found = f"a program needs {needed} of {available}"
     else:
         wanted = _WANTED.search(text)
-        size = in_gib(_bytes(*wanted.groups())) if wanted else "memory"
+        size = describe_bytes(_bytes(*wanted.groups())) if wanted else "memory"
         found = f"cannot allocate {size}"
         found += f" with {memory.describe()}" if memory else ""
     return OutOfMemory(

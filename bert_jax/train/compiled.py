@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from bert_jax.errors import counted
 from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.compiling import compiling, made_once
-from bert_jax.parallel.memory import device_memory, in_gib
+from bert_jax.parallel.memory import describe_bytes, device_memory
 from bert_jax.parallel.sharding_rules import batch_sharding, replicated
 from bert_jax.task import Batch, Params, RowTransform, Task
 from bert_jax.train.state import ModelDefinition, TrainState
@@ -94,10 +94,11 @@ class StepMemory(NamedTuple):
 
     def describe(self) -> str:
         """Returns the needs in a sentence."""
-        whole, state = in_gib(self.arguments + self.temporaries), in_gib(self.arguments)
+        sizes = self.arguments + self.temporaries, self.arguments, self.temporaries
+        whole, state, rest = map(describe_bytes, sizes)
         return (
             f"A step of {counted(self.rows, 'row')} needs {whole} per device: {state} for "
-            f"parameters and moments, {in_gib(self.temporaries)} for activations and gradients."
+            f"parameters and moments, {rest} for activations and gradients."
         )
 
     def shortage(self) -> str | None:

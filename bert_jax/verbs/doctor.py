@@ -61,9 +61,14 @@ def machine_findings(
         yield from check_run_dir(run_dir, checkpoint_bytes=checkpoint_bytes())
 
 
-def config_findings(config: RunConfig) -> Iterator[Finding]:
-    """Yields findings about a configured run: this machine, inputs and disk space."""
-    problems = False
+def config_findings(config: RunConfig, *, init_from: str | None = None) -> Iterator[Finding]:
+    """Yields findings about a configured run: this machine, inputs and disk space.
+
+    `init_from` is the model that the run of pretraining will start from.
+    """
+    own, problems = config, False
+    if init_from is not None:
+        config = _with_network(config, init_from)
     trained = functools.cache(functools.partial(_trained, config))  # opens the tokenizer once
     for finding in machine_findings(
         config.mesh, run_dir=config.run_dir, checkpoint_bytes=lambda: _checkpoint_bytes(trained())
@@ -74,6 +79,8 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
     from bert_jax.diagnostics.masks import check_masks
     from bert_jax.objectives.epochs import count_epochs, describe_epochs
 
+    if init_from is not None:
+        yield checked("--init-from", lambda: _check_initial(own, init_from))
     if config.train is not None and config.tokenizer is not None:
         inputs = pretraining_inputs(
             tokenizer=config.tokenizer,
@@ -116,6 +123,38 @@ def run_findings(run_dir: str) -> Iterator[Finding]:
     yield from check_run(run_dir)
 
 
+def _with_network(config: RunConfig, init_from: str) -> RunConfig:
+    """Returns the configuration with the network of a run; without any for other models."""
+    from bert_jax.runs.run_directory import open_run
+
+    if (own := config.model) is None:
+        return config
+    try:
+        model = open_run(init_from).model
+    except UserError:  # `_check_initial` names it
+        return config.model_copy(update={"model": None})
+    kept = {"execution": own.execution, "heads": own.heads}
+    return config.model_copy(update={"model": model.model_copy(update=kept)})
+
+
+def _check_initial(config: RunConfig, init_from: str) -> str:
+    """Describes the model to start from. Raises UserError as `pretrain` does if it does not fit."""
+    from bert_jax.diagnostics.inputs import check_origin
+    from bert_jax.objectives.initial_model import inherit, require_tokenizer
+    from bert_jax.runs.run_directory import is_run, open_run
+    from bert_jax.text import load_tokenizer
+
+    found = check_origin(init_from)
+    if is_run(init_from):
+        run = open_run(init_from)
+        if config.model is not None:
+            inherit(config.model, run)
+        if config.tokenizer is not None:
+            tokenizer = load_tokenizer(config.tokenizer)
+            require_tokenizer(run, tokenizer, found=config.tokenizer, name=init_from)
+    return found
+
+
 class _Trained(NamedTuple):
     """The model that a configuration trains."""
 
@@ -156,7 +195,7 @@ def _check_step_memory(config: RunConfig) -> Iterator[Finding]:
     Skips distillation, whose teacher may not be on this machine yet.
     """
     from bert_jax.objectives.train_section import LESS_MEMORY
-    from bert_jax.parallel.memory import device_memory, in_gib
+    from bert_jax.parallel.memory import describe_bytes, device_memory
     from bert_jax.parallel.mesh import make_mesh
     from bert_jax.planning.memory import estimate_memory
     from bert_jax.verbs.plan import train_step
@@ -177,10 +216,11 @@ def _check_step_memory(config: RunConfig) -> Iterator[Finding]:
         return
     phase = max(phases, key=lambda phase: found[phase].peak)
     needs = found[phase]
-    state = needs.parameters + needs.optimizer
+    sizes = needs.peak, needs.parameters + needs.optimizer, needs.temporaries
+    peak, state, rest = map(describe_bytes, sizes)
     text = (
-        f"a step of phase {phase} needs about {in_gib(needs.peak)} per device: {in_gib(state)} for "
-        f"parameters and moments, {in_gib(needs.temporaries)} for activations and gradients. "
+        f"a step of phase {phase} needs about {peak} per device: {state} for "
+        f"parameters and moments, {rest} for activations and gradients. "
         f"Found {memory.describe()} on {memory.owner}"
     )
     if memory.holds(needs.peak):

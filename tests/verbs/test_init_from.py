@@ -15,7 +15,7 @@ from bert_jax.model.section import HeadsSection
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.objectives.teachers import write_teacher
-from tests.project import ok, one_phase, project_config, refused, write_config
+from tests.project import invoke, ok, one_phase, project_config, refused, write_config
 from tests.verbs.test_pretrain import params_of
 
 SIZES = {
@@ -76,6 +76,17 @@ def test_a_run_takes_the_network_and_the_parameters(start: Start, run: Path) -> 
     said = (run.parent / "said.txt").read_text()
     assert "unigram entropy" in said
     assert "at the start" not in said
+
+
+def test_doctor_checks_the_model_to_start_from(start: Start, tmp_path: Path) -> None:
+    command = ("doctor", start.config, f"run_dir={tmp_path}/run", "--init-from", start.model)
+    said = ok(*command)
+    assert f"--init-from: {start.model} is a run" in said
+    assert f"model: {NETWORK.max_position_embeddings} positions" in said
+    other = invoke(*command, "model.kind=roberta")
+    assert other.exit_code == 1
+    assert "problem --init-from: model.kind: found kind roberta" in other.output
+    assert refused("doctor", "--init-from", start.model).key == "doctor.init_from"
 
 
 @pytest.mark.parametrize(
