@@ -171,7 +171,7 @@ def not_installed(
     """Returns the error for a missing library: what needs it, and the command that installs it."""
     return kind(
         "install.missing",
-        "not installed, but {purpose} needs it. Run {command}.",
+        "not installed, but needed for {purpose}. Run {command}.",
         place=library,
         purpose=purpose,
         command=installing(extra),

@@ -165,7 +165,8 @@ def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[No
             ) from None
         raise UserError(
             "hub.not_cached",
-            "no such {what} {searched:or}, and {server} does not answer",
+            "no such {what} {searched:or}, and {server} does not answer. Check the name and the "
+            "network, or use a directory on this machine.",
             place=name,
             what=kind,
             searched=searched,

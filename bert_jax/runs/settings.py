@@ -101,7 +101,8 @@ def describe(heads: HeadsSection) -> str:
     if not found:
         return "no head but a pooler" if heads.pooler else "no head and no pooler"
     attention = " with left-to-right attention" if heads.causal else ""
-    return " and ".join(["a pooler", *found] if heads.pooler else found) + attention
+    *first, last = ["a pooler", *found] if heads.pooler else found
+    return (f"{', '.join(first)} and " if first else "") + last + attention
 
 
 def require_mlm_head(heads: HeadsSection, *, name: str) -> None:

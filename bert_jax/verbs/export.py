@@ -20,7 +20,7 @@ from bert_jax.interop.importing import read_checkpoint, to_device
 from bert_jax.interop.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
-from bert_jax.interop.stablehlo import export_stablehlo
+from bert_jax.interop.stablehlo import PROGRAM, SIGNATURE, export_stablehlo
 from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.interop.tf_checkpoint import read_tf, write_tf
 from bert_jax.narration import doing
@@ -30,11 +30,22 @@ from bert_jax.runs.lock import hold_output
 from bert_jax.runs.open_checkpoints import load_moments, load_params
 from bert_jax.runs.run_directory import TOKENIZER, Run, open_run, read_run_provenance
 from bert_jax.runs.settings import describe
-from bert_jax.verbs.model_card import EMBEDDING_FRONT_MATTER, FRONT_MATTER, model_card
+from bert_jax.verbs.model_card import (
+    EMBEDDING_FRONT_MATTER,
+    FRONT_MATTER,
+    HF_FRONT_MATTER,
+    model_card,
+)
 
 Format = Literal["hf", "tf", "stablehlo"]
 CARD: Final = "README.md"
 EXPORTED: Final = "exported by bert-jax"  # in every model card
+# Patterns of the names in an export of any format.
+_NAMES: Final = (
+    *(CARD, "config.json", "*_config.json", "config_*.json", "model*.safetensors*"),
+    *("vocab.*", "merges.txt", "*.model", "tokenizer*", "*_map.json", "added_tokens.json"),
+    *("modules.json", "[0-9]_*", "checkpoint", "*.index", "*.data-*", PROGRAM, SIGNATURE),
+)
 
 SENTENCE_USAGE: Final = """```python
 from sentence_transformers import SentenceTransformer
@@ -106,7 +117,7 @@ def export(
     run, target = open_run(run_dir), Path(output)
     with (
         hold_output(target),
-        new_directory(target, force=force, ours=_is_export) as aside,
+        new_directory(target, force=force, ours=_names) as aside,
         doing(f"writing {output}"),
     ):
         written = _write(
@@ -126,9 +137,9 @@ def export(
     return target
 
 
-def _is_export(directory: Path) -> bool:
+def _names(directory: Path) -> Sequence[str]:
     card = directory / CARD
-    return card.is_file() and EXPORTED in read_text(epath.Path(card))
+    return _NAMES if card.is_file() and EXPORTED in read_text(epath.Path(card)) else ()
 
 
 class _Written(NamedTuple):
@@ -234,7 +245,7 @@ def _write_stablehlo(
         outputs=outputs,
     )
     run.tokenizer.save(directory / TOKENIZER)
-    return _Files(STABLEHLO_USAGE, None)
+    return _Files(f"{STABLEHLO_USAGE}\n\nThe tokenizer is in `{TOKENIZER}/`.", None)
 
 
 def _write_tensorflow(directory: Path, model: Pretrained) -> _Files:
@@ -248,7 +259,7 @@ def _write_hugging_face(
 ) -> _Files:
     """Writes the files of Hugging Face, and of sentence-transformers for sentence embeddings."""
     chosen = write_hf(directory, model, kind=kind)
-    usage, front_matter = HF_USAGE.format(kind=chosen, name=title), FRONT_MATTER
+    usage, front_matter = HF_USAGE.format(kind=chosen, name=title), HF_FRONT_MATTER
     if model.heads.embedding is not None:
         write_sentence_transformers(directory, model)
         usage, front_matter = SENTENCE_USAGE.format(name=title), EMBEDDING_FRONT_MATTER

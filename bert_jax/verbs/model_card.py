@@ -8,7 +8,8 @@ from bert_jax.files.read import read_text
 from bert_jax.runs.evaluation import Evaluation
 from bert_jax.runs.run_directory import CONFIG, Run, read_run_provenance
 
-FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [{kind}, bert-jax]\n---\n"
+FRONT_MATTER: Final = "---\ntags: [{kind}, bert-jax]\n---\n"
+HF_FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [{kind}, bert-jax]\n---\n"
 EMBEDDING_FRONT_MATTER: Final = """---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity

@@ -11,7 +11,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.data.row_errors import OnError
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, counted
 from bert_jax.files.atomic import output_exists, require_other_file
 from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.model.section import HeadsSection
@@ -203,7 +203,10 @@ def _cell(value: Any) -> str:
 def _lines(result: Predictions) -> list[str]:
     """Returns the lines to print, with `` (7 of 20 rows have a label)`` if labels are missing."""
     files = ", ".join(map(str, result.files))
-    counts = ", ".join(f"{name} {len(found):,}" for name, found in result.records.items())
+    counts = ", ".join(
+        counted(len(found), "row") if name == "input" else f"{name} {len(found):,}"
+        for name, found in result.records.items()
+    )
     lines = [*result.notes, f"{files}: {counts}"]
     if result.scores:
         of = {name: len(result.records[name]) for name in result.scored}

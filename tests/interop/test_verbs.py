@@ -92,11 +92,13 @@ def test_an_imported_step_belongs_to_its_phase() -> None:
 def test_round_trip_to_hugging_face_keeps_mask_filling(
     trained: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    ok("export", trained, tmp_path / "hf")
+    said = ok("export", trained, tmp_path / "hf")
+    assert "a pooler, an MLM head and a next-sentence head" in said
     card = (tmp_path / "hf" / "README.md").read_text()
     assert json.loads((trained / "provenance.json").read_text())["tokenizer_hash"] in card
     assert (trained / "config.yaml").read_text().strip() in card
     assert "seq_length: 48" in card
+    assert "library_name: transformers" in card
     ok("import", tmp_path / "hf", tmp_path / "back")
     sentence = "the function returns a [MASK] ."
     first, second = (
@@ -116,7 +118,10 @@ def test_stablehlo_export_has_the_requested_outputs(trained: Path, tmp_path: Pat
     assert "mlm_logits" in json.dumps(signature)
     assert "last_hidden_state" not in json.dumps(signature["outputs"])
     assert safetensors.numpy.load_file(output / "model.safetensors")
-    assert "jax.export.deserialize" in (output / "README.md").read_text()
+    card = (output / "README.md").read_text()
+    assert "jax.export.deserialize" in card
+    assert "library_name" not in card  # transformers cannot load it
+    assert "The tokenizer is in `tokenizer/`." in card
     misspelt = ("--to", "stablehlo", "--outputs", "poold")
     line = refused("export", trained, tmp_path / "x", *misspelt)
     assert (line.key, line.values["found"]) == ("export.output_unknown", "poold")

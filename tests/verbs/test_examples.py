@@ -67,6 +67,7 @@ def test_inspected_examples_contain_the_text(made: Path) -> None:
         assert found == [first, second]  # every word of this vocabulary is one piece
     assert "[MASK]⟨" in printed
     assert "⟨=⟩" in printed
+    assert "⟨…⟩: the original of a masked or replaced token" in printed.splitlines()[-1]
 
 
 def test_masks_follow_the_configuration(made: Path) -> None:

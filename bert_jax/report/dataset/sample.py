@@ -126,6 +126,8 @@ def print_examples(
         masked = rows(example.input_ids, stream(seed, "report", index))
         shown = sample_example(example, masked, number=index, kind=kind, tokenizer=tokenizer)
         console.print(example_text(shown), soft_wrap=True)
+    legend = "⟨…⟩: the original of a masked or replaced token; ⟨=⟩: predicted, but unchanged"
+    console.print(legend, style="dim", soft_wrap=True)
 
 
 def sample_example(
