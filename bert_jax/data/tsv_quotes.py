@@ -79,7 +79,7 @@ def _logical_rows(path: Path, limit: int) -> Iterator[tuple[int, str]]:
     The number is the row's first line, from 1.
     """
     lines: list[str] = []
-    quotes = size = 0
+    number = quotes = size = 0
     for number, line in enumerate(read.read_lines(path, limit=limit), start=1):
         lines.append(line)
         quotes += line.count(_QUOTE)

@@ -279,13 +279,13 @@ def test_questions_may_differ_in_their_number_of_choices(
         open_file(tokenizer, tmp_path, content, name="arc.jsonl", **LISTS, label_is=names)
 
 
-@pytest.mark.parametrize("labels", [(1, 2), (1, 1), (2, 3, 1)])
-@pytest.mark.parametrize("on_error", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("labels", "on_error"),
+    [((1, 2), "stop"), ((1, 1), "stop"), ((1, 2), "skip"), ((2, 3, 1), "skip")],
+)
 def test_labels_without_0_need_a_setting(
     tokenizer: Tokenizer, tmp_path: Path, labels: tuple[int, ...], on_error: str
 ) -> None:
-    if on_error == "stop" and 3 in labels:
-        return  # the row with the 3 is refused
     rows = "".join(f"the,dog,river,mill,{label}\n" for label in labels)
     text = f"{HEADER}\n{rows}"
 

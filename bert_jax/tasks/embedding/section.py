@@ -14,6 +14,7 @@ from bert_jax.model.section import HeadsSection, Pool, PoolingSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
 from bert_jax.tasks.embedding import retrieval
 from bert_jax.tasks.embedding.tuples import (
+    SCORES,
     TextsSplit,
     TextTuple,
     TupleColumns,
@@ -162,7 +163,9 @@ class EmbeddingSection(FilesSection):
         if self.loss.kind == "info_nce" and not scored and role != "input":
             texts += [("task.negatives", name) for name in self.negatives]
         score, needed = self.score if scored else None, scored and needs_labels(role)
-        ignored = self.score if self.loss.kind == "info_nce" and role == "train" else None
+        ignored: tuple[str, ...] = ()
+        if self.loss.kind == "info_nce" and role == "train":
+            ignored = SCORES if self.score is None else (self.score,)
         return TupleColumns(texts, score, self.score_range, self.id, needed, ignored)
 
     def _positive(self, role: str) -> str:

@@ -18,6 +18,10 @@ TEXTS: Final = "text_numbers"  # int32 [1, texts]; equal texts have equal number
 SCORE: Final = "score"  # float32 []
 
 
+# Columns of scores or labels, in sentence-transformers and in Quora's pairs.
+SCORES: Final = ("score", "scores", "label", "labels", "is_duplicate")
+
+
 class TextTuple(NamedTuple):
     """One row of a table."""
 
@@ -35,7 +39,7 @@ class TupleColumns(NamedTuple):
     score_range: tuple[float, float]
     id: str | None
     score_needed: bool  # whether every row must have a score
-    ignored: str | None = None  # column of scores that the loss would ignore
+    ignored: Sequence[str] = ()  # columns that may have scores, which the loss would ignore
 
     @property
     def required(self) -> list[tuple[str, str | None]]:
@@ -54,19 +58,26 @@ def read_tuples(
     """
     found: list[TextTuple] = []
     required = columns.required
+    seen: dict[str, float] = {}  # first number of each column that may have scores
 
     def read(row: TableRow) -> None:
         row.require(required)
-        if columns.ignored in row.values:
-            raise UserError(
-                "embedding.score_ignored",
-                'found the column "{column}" in {table}, but the loss info_nce takes every pair as '
-                "texts that fit. Use loss.kind cosent or cosine. Or keep the pairs that fit, "
-                "without this column.",
-                place="task.score",
-                column=columns.ignored,
-                table=row.path,
-            )
+        for column in columns.ignored:
+            number = number_of(row.values.get(column))
+            # A column that the settings do not name has scores if its numbers differ.
+            if column in row.values and (
+                columns.ignored != SCORES
+                or (number is not None and number != seen.setdefault(column, number))
+            ):
+                raise UserError(
+                    "embedding.score_ignored",
+                    'found the column "{column}" in {table}, but the loss info_nce takes every '
+                    "pair as texts that fit. Use loss.kind cosent or cosine. Or keep the pairs "
+                    "that fit, without this column.",
+                    place="task.score",
+                    column=column,
+                    table=row.path,
+                )
         texts = tuple(text_of(row, name) for _, name in columns.texts)
         name = columns.id or ("id" if "id" in row.columns else None)
         row.require([("task.id", name)])

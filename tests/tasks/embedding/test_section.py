@@ -267,6 +267,12 @@ def test_scores_need_a_loss_that_reads_them(tmp_path: Path) -> None:
     train = write_lines(tmp_path / "train.csv", ROWS)
     with refuses("embedding.score_ignored", place="task.score", column="s", table=train):
         opened(tmp_path, score="s")
+    for column in ("label", "score", "is_duplicate"):
+        write_lines(train, [f"q,a,n,{column}", *ROWS[1:]])
+        with refuses("embedding.score_ignored", column=column):
+            opened(tmp_path, "train")
+        write_lines(train, [f"q,a,n,{column}", "w1,w2,w3,1", "w4,w5,w6,1"])
+        opened(tmp_path, "train")
     dev = write_lines(tmp_path / "dev.csv", ROWS)
     write_lines(train, [row.rsplit(",", 1)[0] for row in ROWS])
     family = opened(tmp_path, score="s", score_range=[0, 5], dev=str(dev))
