@@ -69,7 +69,22 @@ ModelPathText: TypeAlias = Annotated[
 """A path, or a model on a hub."""
 
 
-class Section(pydantic.BaseModel):
+if TYPE_CHECKING:  # a type checker takes the arguments of a section from its fields
+    _SectionType = type(pydantic.BaseModel)
+else:
+
+    class _SectionType(type(pydantic.BaseModel)):
+        """Type of the sections. Only Python code calls one: `validate` does without the call."""
+
+        def __call__(cls, /, *args: Any, **data: Any) -> Any:
+            """Fills a section. Raises UserError for a wrong setting."""
+            try:
+                return super().__call__(*args, **data)
+            except pydantic.ValidationError as error:
+                raise wrong_setting(error, cls.model_fields) from None
+
+
+class Section(pydantic.BaseModel, metaclass=_SectionType):
     """Base class of the settings of one package: immutable, with strict types, no unknown keys.
 
     Pass a function the section that it needs, never the whole run configuration.
@@ -83,18 +98,6 @@ class Section(pydantic.BaseModel):
         protected_namespaces=(),
         allow_inf_nan=False,
     )
-
-    if not TYPE_CHECKING:  # a type checker takes the arguments from the fields
-
-        def __init__(self, /, **data: Any) -> None:
-            """Fills the section. Raises UserError for a wrong setting."""
-            try:
-                super().__init__(**data)
-            except pydantic.ValidationError as error:
-                raise wrong_setting(error, type(self).model_fields) from None
-
-        # Only Python code calls `__init__`: `validate` and sections in sections do without it.
-        __init__.__pydantic_base_init__ = True
 
 
 def refuse_ignored(section: Section, *names: str, allowed: str) -> None:

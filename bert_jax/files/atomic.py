@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fnmatch
 import glob
 import itertools
 import os
@@ -9,7 +10,7 @@ import pathlib
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from etils import epath
@@ -224,13 +225,14 @@ def new_directory(
     path: pathlib.Path,
     *,
     force: bool = False,
-    ours: Callable[[pathlib.Path], bool] = lambda _: False,
+    ours: Callable[[pathlib.Path], Sequence[str]] = lambda _: (),
 ) -> Iterator[pathlib.Path]:
     """Yields a temporary directory, and moves it to the local ``path`` after the block.
 
-    With ``force``, replaces an existing directory when the new one is complete. `ours` returns
-    whether this program has written a directory. Raises UserError if ``path`` contains files and
-    ``force`` is False or the files are not ours, or if ``path`` cannot be written.
+    With ``force``, replaces an existing directory when the new one is complete. If this program has
+    written a directory, `ours` returns the patterns of its own names in it; otherwise none. Raises
+    UserError if ``path`` contains files and ``force`` is False or a name matches no pattern, or if
+    ``path`` cannot be written.
     """
     restore_replaced(path)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
@@ -252,15 +254,19 @@ def new_directory(
             _remove(replaced)
 
 
-def _require_ours(path: pathlib.Path, ours: Callable[[pathlib.Path], bool]) -> None:
+def _require_ours(path: pathlib.Path, ours: Callable[[pathlib.Path], Sequence[str]]) -> None:
     """Raises UserError if --force would delete files that this program has not written.
 
     Hidden files, such as those of git, are never ours.
     """
     foreign = ["other files"]
-    if path.is_dir() and ours(path):
+    if path.is_dir() and (own := ours(path)):
         names = {each.name for each in path.iterdir()} - {LOCK}
-        foreign = sorted(name for name in names if name.startswith("."))
+        foreign = sorted(
+            name
+            for name in names
+            if name.startswith(".") or not any(fnmatch.fnmatch(name, each) for each in own)
+        )
     if foreign:
         raise UserError(
             "output.foreign",

@@ -14,10 +14,9 @@ import pydantic
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, shown
-from bert_jax.runs.run_directory import Run
+from bert_jax.runs.run_directory import EVALUATIONS, Run
 
 EVALUATION: Final = "evaluation.json"
-EVALUATIONS: Final = "evaluations"
 
 
 class Evaluation(NamedTuple):

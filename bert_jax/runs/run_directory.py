@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -28,6 +28,7 @@ S = TypeVar("S", bound=Section)
 
 TOKENIZER: Final = "tokenizer"
 CHECKPOINTS: Final = "checkpoints"
+EVALUATIONS: Final = "evaluations"
 RunVerb = Literal["pretrain", "finetune"]
 
 # Files that a run directory has only below itself, or only beside its config.yaml. In any other
@@ -109,6 +110,15 @@ def is_run(directory: epath.PathLike) -> bool:
     """Returns whether this program has written a local directory as a run directory."""
     root = epath.Path(directory)
     return all((root / name).exists() for name in (CONFIG, PROVENANCE, TOKENIZER))
+
+
+def names_of_import(directory: epath.PathLike) -> Sequence[str]:
+    """Returns the names in a local run directory of an untrained run, or none for another one.
+
+    A trained run has further names, so that `import --force` does not replace it.
+    """
+    names = (CONFIG, PROVENANCE, TOKENIZER, CHECKPOINTS, EVALUATIONS)
+    return names if is_run(directory) else ()
 
 
 def claim_run(

@@ -25,7 +25,7 @@ from bert_jax.pipelines.vocabulary.train import VocabSection, sample_text
 from bert_jax.runs.grown_vocabulary import grow_vocabulary
 from bert_jax.runs.lock import hold_output
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params, write_checkpoints
-from bert_jax.runs.run_directory import Run, is_run, open_run, write_run
+from bert_jax.runs.run_directory import Run, names_of_import, open_run, write_run
 from bert_jax.text import Tokenizer
 from bert_jax.verbs.import_checkpoint import find_origin
 
@@ -51,7 +51,9 @@ def extend_vocab(section: VocabSection, *, force: bool, say: Callable[[str], Non
     tokenizer = require_extendable(run.tokenizer, place="extend")
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_output(section.output))
-        aside = stack.enter_context(new_directory(Path(section.output), force=force, ours=is_run))
+        aside = stack.enter_context(
+            new_directory(Path(section.output), force=force, ours=names_of_import)
+        )
         words = choose_words(tokenizer, sample_text(section), count=section.new_pieces)
         if not words:
             raise UserError(

@@ -31,7 +31,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.places import MODELS
 from bert_jax.runs.lock import hold_output, hold_run
 from bert_jax.runs.open_checkpoints import write_checkpoints
-from bert_jax.runs.run_directory import CONFIG, is_run, write_run
+from bert_jax.runs.run_directory import CONFIG, names_of_import, write_run
 from bert_jax.runs.settings import describe
 from bert_jax.train.checkpoint_manifest import IMPORTED
 from bert_jax.train.state import TrainState, run_key
@@ -80,7 +80,7 @@ def import_checkpoint(
         stack.enter_context(hold_output(run_dir))
         if Path(run_dir, CONFIG).exists():  # fails if the old run is training
             stack.enter_context(hold_run(epath.Path(run_dir)))
-        aside = stack.enter_context(new_directory(Path(run_dir), force=force, ours=is_run))
+        aside = stack.enter_context(new_directory(Path(run_dir), force=force, ours=names_of_import))
         stack.enter_context(doing(f"importing {source}"))
         model = read_checkpoint(directory, tokenizer=tokenizer, lower_case=lower_case)
         _write(aside, model, run_dir, record={} if fetched is None else fetched.record)

@@ -55,6 +55,13 @@ def test_force_replaces_only_what_the_verb_has_written(
     write_note(home)
     file.write_text("mine")
     write_note(exported / ".git")
+    trained, noted = tmp_path / "trained", tmp_path / "noted"
+    ok("import", checkpoint, trained)
+    (trained / "metrics.jsonl").write_text("of pretraining")
+    imported = tmp_path / "imported"
+    for directory, command in ((noted, ("export", run)), (imported, ("import", checkpoint))):
+        ok(*command, directory)
+        write_note(directory)
     cases: list[tuple[str, Path, Path, str]] = [
         ("export", run, home, "other files"),
         ("export", run, file, "other files"),
@@ -62,6 +69,9 @@ def test_force_replaces_only_what_the_verb_has_written(
         ("export", run, exported, ".git"),
         ("import", checkpoint, home, "other files"),
         ("import", checkpoint, exported, "other files"),
+        ("export", run, noted, "note.txt"),
+        ("import", checkpoint, imported, "note.txt"),
+        ("import", checkpoint, trained, "metrics.jsonl"),
     ]
     before = sorted(tmp_path.rglob("*"))
     for verb, source, target, found in cases:

@@ -68,7 +68,7 @@ def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
         return cached
     index = _build(paths)
     if cache is not None and os.access(cache.parent, os.W_OK):
-        with new_directory(cache, force=True, ours=Path.is_dir) as aside:
+        with new_directory(cache, force=True, ours=lambda _: ("*",)) as aside:
             np.save(aside / "offsets.npy", index.offsets)
             np.save(aside / "lengths.npy", index.lengths)
             (aside / "index.json").write_text(index.summary.model_dump_json(indent=1) + "\n")
