@@ -138,7 +138,7 @@ def test_predict_works_with_and_without_labels(
     labelled = write_table(tmp_path, 20, 9)
     said = ok("predict", tuned / "tuned", tmp_path / "with.jsonl", "--input", labelled)
     assert "accuracy" in said
-    assert "with.jsonl: 20 rows" in said.splitlines()
+    assert "/with.jsonl: 20 rows\n" in said
     assert "rows" not in said.splitlines()[-1]
     assert "predicting: 20 of 20 rows: " in said
     with labelled.open() as file:
