@@ -28,6 +28,7 @@ class PhaseEpochs(NamedTuple):
     copies: float  # passes over the text in an epoch: over the most repeated language
     fewest: float  # the same over the least repeated language
     masks_are_stored: bool
+    is_packed: bool  # whether a row has several examples
     text: Hashable  # equal for datasets of the same text
 
     @classmethod
@@ -49,12 +50,21 @@ class PhaseEpochs(NamedTuple):
             text = made.text.files
         epochs = read / rows
         return cls(
-            phase, section.dataset, rows, epochs, max(copies), min(copies), made is None, text
+            phase=phase,
+            dataset=section.dataset,
+            rows=rows,
+            epochs=epochs,
+            copies=max(copies),
+            fewest=min(copies),
+            masks_are_stored=made is None,
+            is_packed=section.packing is not None,
+            text=text,
         )
 
     def describe(self) -> str:
         """Returns ``"phase 0: 70,000 epochs of 2,064 rows"``, with the copies of the text."""
-        text = f"phase {self.phase}: {_number(self.epochs)} epochs of {counted(self.rows, 'row')}"
+        rows = counted(self.rows, "packed row" if self.is_packed else "row")
+        text = f"phase {self.phase}: {_number(self.epochs)} epochs of {rows}"
         if self.masks_are_stored:
             return f"{text} with stored masks"
         if self.fewest != self.copies:

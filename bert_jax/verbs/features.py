@@ -134,16 +134,24 @@ def features(
                 writer.add(found)
     result = ExtractionResult(target, step, extractor.width, extractor.counts)
     if console is not None:
-        _show(result, console, settings)
+        _show(result, console, settings, prompt)
     return result
 
 
-def _show(result: ExtractionResult, console: Console, settings: ExtractionSettings) -> None:
-    counts = result.counts
+def _show(
+    result: ExtractionResult,
+    console: Console,
+    settings: ExtractionSettings,
+    prompt: Prompt | None,
+) -> None:
+    counts, trained = result.counts, settings.trained
     parts = [
         f"{result.output}: step {result.step}, {counts.texts:,} texts, {settings.level} features",
         f"{settings.description}, {result.width} wide, {counts.padding:.0%} padding",
     ]
+    has_prefixes = trained is not None and (trained.query_prefix or trained.passage_prefix)
+    if has_prefixes and prompt is None and not settings.prefix:
+        parts.append("without the prefix that --prompt query or --prompt passage adds")
     if counts.cut:
         parts.append(f"{counts.cut:,} texts cut at {settings.max_length} pieces")
     if empty := counts.empty_lines:

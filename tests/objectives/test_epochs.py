@@ -52,6 +52,8 @@ def test_passes_over_one_text_are_summed_over_phases_ramps_and_copies(project: P
     line, repeats = describe_epochs(copied)
     assert repeats
     assert "60 passes over the text" in line
+    assert f"of {found[0].rows:,} rows" in line
+    assert f"of {found[1].rows:,} packed rows" in line
     elsewhere = [copied[0], copied[1]._replace(text="another")]
     assert not describe_epochs(elsewhere)[1]
 

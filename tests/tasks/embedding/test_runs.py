@@ -130,6 +130,9 @@ def test_vectors_equal_transformers(trained: Trained, tmp_path: Path) -> None:
     assert lines
     said = ok("features", trained.run, tmp_path / "texts.txt", tmp_path / "v.npz", "--prompt=query")
     assert "trained pooling" in said
+    assert "without the prefix" not in said
+    bare = ok("features", trained.run, tmp_path / "texts.txt", tmp_path / "bare.npz")
+    assert "without the prefix that --prompt query or --prompt passage adds" in bare
     np.testing.assert_allclose(np.load(tmp_path / "v.npz")["vectors"], expected, atol=1e-5)
 
 
