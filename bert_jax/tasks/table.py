@@ -129,8 +129,8 @@ class TableSection(FilesSection):
                 raise _nothing_to_hold_out(self.train, len(train), labelling)
             examples |= {"train": train, "dev": dev}
             notes.append(
-                f"dev: split off from {self.train} with seed {request.seed}: {len(train):,} train "
-                f"and {len(dev):,} dev examples"
+                f"dev: split off from {self.train} with split_seed {request.seed}: "
+                f"{len(train):,} train and {len(dev):,} dev examples"
             )
         wanted = {name: examples[name] for name in examples if name in request.roles}
         return task.family(wanted, request, notes=notes)

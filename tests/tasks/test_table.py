@@ -370,7 +370,7 @@ def test_a_dev_set_is_split_off_and_reported(tmp_path: Path) -> None:
         for split in (train, dev)
     ]
     assert found == [["a"] * 27 + ["b"] * 9 + ["c"], ["a"] * 3 + ["b"]]
-    assert f"{tmp_path}/train.csv with seed 3: 37 train and 4 dev" in family.notes[-1]
+    assert f"{tmp_path}/train.csv with split_seed 3: 37 train and 4 dev" in family.notes[-1]
     # An evaluation opens only "dev", and holds out the same rows.
     alone = table(tmp_path, "dev", seed=3, labels=("a", "b", "c"))
     assert set(alone.splits) == {"dev"}

@@ -278,8 +278,8 @@ class EmbeddingSection(FilesSection):
                 rows=len(rows),
             )
         notes.append(
-            f"dev: split off from {self.train} with seed {request.seed}: {len(train):,} train and "
-            f"{len(dev):,} dev rows"
+            f"dev: split off from {self.train} with split_seed {request.seed}: "
+            f"{len(train):,} train and {len(dev):,} dev rows"
         )
         return train, dev
 
