@@ -129,7 +129,7 @@ CONLL_U = (
         ("a.wet", "WARC/1.0\r\nWARC-Type: warcinfo\r\n\r\nOne.\r\n", "a WARC file"),
         ("a.txt", "__label__a One.\n__label__b Two.\n", "labels of fastText"),
         ("a.txt", "PK\x03\x04", "a zip archive"),
-        ("a.txt", gzip.compress(TEXT.encode()), "gzip data without .gz"),
+        ("a.txt", gzip.compress(TEXT.encode(), mtime=0), "gzip data without .gz"),
         ("a.txt", "%PDF-1.7", "a PDF"),
         ("a.txt", TEXT.encode("utf-16-le"), "UTF-16 text"),
         ("a.txt", TEXT.encode("utf-16-be"), "UTF-16 text"),
