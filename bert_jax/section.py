@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -30,7 +31,10 @@ Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tupl
 
 
 def check_path(path: str, *, hub: str = "") -> str:
-    """Returns the path. Raises SettingError if it is empty, too long or an unsupported URL."""
+    """Returns the path; ~ becomes the home directory.
+
+    Raises SettingError if the path is empty, too long or an unsupported URL.
+    """
     check_place(path, hub=hub)
     if not path.strip():
         raise SettingError(
@@ -45,7 +49,7 @@ def check_path(path: str, *, hub: str = "") -> str:
             bytes=_MAX_PATH,
             between=_MAX_NAME,
         )
-    return path
+    return os.path.expanduser(path) if path.startswith("~") else path  # a shell expands no a=~/b
 
 
 def check_local_path(path: str) -> str:

@@ -45,8 +45,7 @@ def as_inputs(value: Any) -> Any:
                 "found {found}, allowed: a list of files and globs, or a list for each language",
                 found=shown(value),
             )
-        for name in names:
-            check_data_path(name)
+    inputs = {code: tuple(map(check_data_path, names)) for code, names in inputs.items()}
     return inputs if isinstance(value, dict) else inputs[None]
 
 

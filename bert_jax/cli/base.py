@@ -10,7 +10,7 @@ import click
 
 from bert_jax.cli.exit_codes import AT_ONCE, exit_code
 from bert_jax.cli.group import VerbGroup, exit_with
-from bert_jax.errors import KeyedError, SettingError
+from bert_jax.errors import KeyedError, SettingError, UserError
 from bert_jax.parallel.channel import current_channel, end_now
 from bert_jax.places import DATASETS, MODELS
 from bert_jax.verbs import starting_jax as starting_jax
@@ -101,14 +101,20 @@ def first_process_only(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*args: Any, mesh_settings: Sequence[str], **kwargs: Any) -> None:
         section = mesh_section("auto", mesh_settings).distributed
+        ignored = [item for item in mesh_settings if not item.startswith("distributed.")]
+        if ignored:
+            raise UserError(
+                "mesh.ignored",
+                "found {found}, which has no effect here, allowed: settings of distributed",
+                place="--mesh",
+                found=ignored[0],
+            )
         if section.enabled:
             from bert_jax.parallel.processes import is_first_alone
             from bert_jax.verbs.same_command import describe_command
 
-            mesh = [item for item in mesh_settings if not item.startswith("distributed.")]
-            arguments = {**kwargs, "--mesh": mesh}
             verb = str(click.get_current_context().info_name)
-            if not is_first_alone(section, describe_command(verb, arguments)):
+            if not is_first_alone(section, describe_command(verb, kwargs)):
                 return
             import jax
 

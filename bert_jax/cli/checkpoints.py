@@ -70,6 +70,8 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
     """Write a checkpoint in another program's format: RUN_DIR → OUTPUT."""
     from rich.console import Console
 
+    if public and options["push_to"] is None:
+        raise UserError("export.public", "allowed only with --push", place="--public")
     base.require_run(run_dir)
     with base.starting_jax(on_cpu=True):
         from bert_jax.verbs.export import export as run

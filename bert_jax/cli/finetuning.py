@@ -12,7 +12,7 @@ from bert_jax.parallel.stop_signal import INTERRUPTED
 @base.cli.command()
 @base.config_argument
 @base.overrides_argument
-@click.option("--seeds", type=click.IntRange(1), help="Number of seeds to run and compare.")
+@click.option("--seeds", type=int, help="Number of seeds to run and compare.")
 @base.data_change_option
 @base.verb
 def finetune(
@@ -24,8 +24,11 @@ def finetune(
     by a signal, 4 lost or missing process, 43 a step hangs.
     """
     loaded = base.read_config(config, overrides)
+    from bert_jax.tasks.sweep.grid import check_seeds
     from bert_jax.verbs.run_settings import finetune_settings
 
+    if loaded.finetune is not None:
+        check_seeds(loaded.finetune.sweep, seeds)  # before JAX starts
     started = base.process_started()
     settings = finetune_settings(loaded, allow_data_change=allow_data_change, started=started)
     with base.starting_jax():

@@ -37,15 +37,14 @@ def require_other_file(output: epath.PathLike, inputs: Iterable[object]) -> None
 
     Ignores inputs that are not the path of a local file.
     """
-    for path in inputs:
-        if isinstance(path, str | os.PathLike) and os.path.isfile(path) and os.path.exists(output):
-            if os.path.samefile(path, output):
-                raise UserError(
-                    "output.is_input",
-                    "also an input of this command, which --force does not replace. Choose another "
-                    "path.",
-                    place=output,
-                )
+    paths = [path for path in inputs if isinstance(path, str | os.PathLike)]
+    files = [path for path in paths if os.path.isfile(path)]
+    if os.path.exists(output) and any(os.path.samefile(path, output) for path in files):
+        raise UserError(
+            "output.is_input",
+            "also an input of this command, which --force does not replace. Choose another path.",
+            place=output,
+        )
 
 
 @contextlib.contextmanager

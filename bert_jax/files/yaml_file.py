@@ -31,6 +31,8 @@ _INDENTATION: Final = (
 
 _INT: Final = "tag:yaml.org,2002:int"
 _FLOAT: Final = "tag:yaml.org,2002:float"
+# Numbers that YAML 1.1 reads in base 8 or 60: 010 is 8, and 1:30 is 90.
+_SURPRISING: Final = re.compile(r"[-+]?0[0-9_]+|.*:.*")
 _PLAIN: Final = (_INT, _FLOAT, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null")
 
 
@@ -76,6 +78,18 @@ class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of 
                 place=_line(node),
                 allowed=MAX_DIGITS,
             )
+        if _SURPRISING.fullmatch(node.value):
+            raise UserError(
+                "yaml.number",
+                "found {found}, which YAML reads as {meaning}, allowed: a number without leading "
+                "zeros and colons, or a text in quotes",
+                place=_line(node),
+                found=node.value,
+                meaning=self._number(node),
+            )
+        return self._number(node)
+
+    def _number(self, node: Any) -> int | float:
         try:
             make = self.construct_yaml_int if node.tag == _INT else self.construct_yaml_float
             return make(node)

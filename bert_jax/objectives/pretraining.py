@@ -67,6 +67,9 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
     say = narrator_of(console).say
     line, repeats = describe_epochs([found.epochs for found in opened])
     say(line, style="bold yellow" if repeats else "")
+    profile, steps = settings.train.profile, sum(each.steps for each in settings.train.phases)
+    if profile is not None and profile.last > steps:
+        say(f"train.profile: its last step {profile.last:,} is after the run's last step {steps:,}")
     for found in opened:
         if settings.train.evaluation is not None and found.phase.evaluate is None:
             say(f"{found.dataset} has no validation split: evaluation is skipped")

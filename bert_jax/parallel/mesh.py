@@ -63,8 +63,10 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
     try:
         with doing("opening the devices"):
             found = jax.default_backend()
-    except RuntimeError as error:
-        raise no_device(section.platform, first_line(error)) from error
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that some platform works
+        wanted = os.environ.get("JAX_PLATFORMS")
+        reason = first_line(error) if str(error) else f"JAX_PLATFORMS is {wanted}"
+        raise no_device(section.platform, reason) from error
     if not is_first():
         hush()
     if section.platform not in ("auto", found):

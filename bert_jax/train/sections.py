@@ -156,6 +156,15 @@ class StopAtSection(Section):
                 place="at_least",
                 found="none" if self.at_least is None else "both",
             )
+        name = "at_most" if self.at_least is None else "at_least"
+        limit = getattr(self, name)
+        if self.metric.endswith("accuracy") and not 0 <= limit <= 1:
+            raise SettingError(
+                "evaluation.stop_at_fraction",
+                "found {found}, allowed: a fraction from 0 to 1, such as 0.75 for 75%",
+                place=name,
+                found=limit,
+            )
         return self
 
     def is_met(self, scores: Mapping[str, float]) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
+from bert_jax.errors import KeyedError, UserError, first_line
 from bert_jax.narration import doing
 
 
@@ -15,7 +16,15 @@ def starting_jax(*, on_cpu: bool = False) -> Iterator[None]:
     prints errors on a machine without a TPU.
     """
     with contextlib.nullcontext() if "jax" in sys.modules else doing("starting JAX", at_once=True):
-        yield
+        try:
+            yield
+        except ValueError as error:
+            if isinstance(error, KeyedError) or " environment '" not in str(error):
+                raise
+            # JAX reads its environment variables at the import: "invalid truth value 'x' for …"
+            raise UserError(
+                "environment.value", "JAX does not start: {reason}", reason=first_line(error)
+            ) from error
         if on_cpu:
             import jax
 

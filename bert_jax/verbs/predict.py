@@ -81,7 +81,8 @@ def predict(
 
     Raises:
         UserError: the run is not fine-tuned, a file is missing, `output` exists or is a file of
-            the task or the input, the batch size is invalid, or a SQuAD 2.0 run has no evaluation of this checkpoint.
+            the task or the input, the batch size is invalid, or a SQuAD 2.0 run has no evaluation
+            of this checkpoint.
     """
     path = Path(output)
     _check_output(path, submission=submission, force=force)

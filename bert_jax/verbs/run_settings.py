@@ -1,11 +1,13 @@
 """Turns a configuration into checked, immutable settings of a run. Does not import JAX."""
 
 import time
-from typing import Any
+from typing import Any, Final
 
 from etils import epath
 
 from bert_jax.config import RunConfig, require_training
+from bert_jax.data.cores import available_cores
+from bert_jax.data.loader.section import LoaderSection
 from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs, require_inputs
 from bert_jax.errors import UserError
 from bert_jax.model.section import ModelSection
@@ -15,6 +17,10 @@ from bert_jax.section import need
 from bert_jax.tasks.family import pinned
 from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.verbs import starting_jax
+
+# Limits of the loader's worker processes on a machine.
+_FEW_WORKERS: Final = 16
+_WORKERS_PER_CORE: Final = 4
 
 
 def pretrain_settings(
@@ -42,6 +48,7 @@ def pretrain_settings(
         optimizer=config.optimizer,
     )
     require_inputs(inputs, config.mesh)
+    _check_workers(config.loader)
     return PretrainSettings(
         train=train,
         tokenizer=tokenizer,
@@ -101,6 +108,20 @@ def finetune_settings(
         teacher=teacher,
         **_common(config, run_dir, allow_data_change=allow_data_change, started=started),
     )
+
+
+def _check_workers(loader: LoaderSection) -> None:
+    """Raises UserError for more worker processes than this machine can start in a useful time."""
+    most = max(_FEW_WORKERS, _WORKERS_PER_CORE * available_cores())
+    if loader.workers > most:
+        raise UserError(
+            "loader.workers",
+            "found {found}, allowed here: at most {most}, because this process has {cores} cores",
+            place="loader.workers",
+            found=loader.workers,
+            most=most,
+            cores=available_cores(),
+        )
 
 
 def _common(

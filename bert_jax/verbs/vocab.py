@@ -1,5 +1,8 @@
 """`bert-jax vocab`: text → tokenizer, or a run with a larger vocabulary."""
 
+import fnmatch
+import glob
+import os
 import pathlib
 from typing import Any
 
@@ -16,6 +19,7 @@ from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 from bert_jax.section import need, under
 from bert_jax.text import Tokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE
+from bert_jax.text.wordpiece import VOCAB_FILE
 
 
 def vocab(
@@ -58,6 +62,23 @@ def vocab(
                 found=section.output,
             )
         if not is_remote(directory):
+            _refuse_input(pathlib.Path(directory), section)
             remove_unfinished(pathlib.Path(directory))
         with under("vocab", VocabSection), doing("training the tokenizer"):
             return train_vocab(section, progress=say)
+
+
+def _refuse_input(directory: pathlib.Path, section: VocabSection) -> None:
+    """Raises UserError if the next reader of the text would also read the tokenizer."""
+    file = os.path.abspath(directory / VOCAB_FILE)
+    for pattern in section.names:
+        if glob.has_magic(pattern) and fnmatch.fnmatch(file, os.path.abspath(pattern)):
+            raise UserError(
+                "vocab.output_is_input",
+                "found {found}, where {file} would match the input {pattern}. Choose another "
+                "directory.",
+                place="vocab.output",
+                found=section.output,
+                file=VOCAB_FILE,
+                pattern=pattern,
+            )

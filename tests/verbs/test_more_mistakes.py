@@ -1,11 +1,12 @@
-"""Mistakes that once passed silently or lost a file: refused before a file changes, or a warning."""
+"""Mistakes that once passed silently or lost a file end before a file changes, or are said."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.project import ok, project_config, refused, write_config
+from tests.project import bert_jax, ok, project_config, refused, said, write_config
 from tests.tasks.runs import tiny_config
 
 
@@ -77,8 +78,8 @@ def test_settings_without_effect_and_a_dev_set_of_training_rows_are_warned_about
     file = write_config(tmp_path / "c.yaml", tuning | {"run_dir": str(run_dir)})
     short = ["finetune.epochs=1", "finetune.max_length=8", "finetune.patience=1"]
     same = [f"finetune.task.dev={task['train']}", "finetune.task.dev_fraction=0.2"]
-    said = ok("finetune", file, *short, *same, "finetune.split_seed=4")
-    warned = {line.partition(":")[0] for line in said.splitlines()}
+    printed = ok("finetune", file, *short, *same, "finetune.split_seed=4")
+    warned = {line.partition(":")[0] for line in printed.splitlines()}
     settings = {"patience", "task.dev_fraction", "split_seed"}
     assert {f"finetune.{name}" for name in settings} | {"dev"} <= warned
     # No output may replace the rows of the task, even with --force.
@@ -99,3 +100,94 @@ def test_settings_without_effect_and_a_dev_set_of_training_rows_are_warned_about
         *("--column", "text", "--pair-column", "text"),
     )
     assert (line.key, line.values["place"]) == ("setting.same_column", "--pair-column")
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "values"),
+    [
+        ("train.phases.0.steps=010", "yaml.number", {"found": "010", "meaning": 8}),
+        ("train.log_every=1:30", "yaml.number", {"found": "1:30", "meaning": 90}),
+        ("loader.workers=5000", "loader.workers", {"found": 5000}),
+        (
+            "train.evaluation={stop_at: {metric: mlm_accuracy, at_least: 50}}",
+            "evaluation.stop_at_fraction",
+            {"found": 50},
+        ),
+    ],
+)
+def test_a_number_that_means_something_else_is_refused(
+    tmp_path: Path, config: dict[str, Any], override: str, key: str, values: dict[str, Any]
+) -> None:
+    line = refused("pretrain", write_config(tmp_path / "c.yaml", config), override)
+    assert line.key == key
+    assert values.items() <= line.values.items()
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_home_directory_of_a_setting_is_expanded(
+    tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell expands ~ at the start of a word, but not in run_dir=~/run."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    file = write_config(tmp_path / "c.yaml", config)
+    ok("vocab", file, "vocab.output=~/tokenizer", "vocab.size=600")
+    assert (tmp_path / "home" / "tokenizer" / "vocab.txt").exists()
+    assert not (tmp_path / "~").exists()
+
+
+def test_a_tokenizer_is_not_written_among_its_own_input(
+    tmp_path: Path, project: Path, config: dict[str, Any]
+) -> None:
+    text = tmp_path / "text"
+    shutil.copytree(project / "text", text)
+    before = contents(text)
+    file = write_config(tmp_path / "c.yaml", config)
+    line = refused("vocab", file, f"vocab.input={text}/*.txt", f"vocab.output={text}")
+    assert (line.key, line.values["place"]) == ("vocab.output_is_input", "vocab.output")
+    assert contents(text) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "place"),
+    [
+        (["finetune", "FILE", "--seeds", "0"], "sweep.seeds", "--seeds"),
+        (["finetune", "FILE", "--seeds", "100000"], "sweep.seeds", "--seeds"),
+        (
+            ["finetune", "FILE", "finetune.sweep={seeds: 2}", "--seeds", "3"],
+            "sweep.two_seeds",
+            "--seeds",
+        ),
+        (["fill-mask", "DIR", "[MASK]", "--mesh", "data=3"], "mesh.ignored", "--mesh"),
+        (["export", "DIR", "out", "--mesh", "platform=gpu"], "mesh.ignored", "--mesh"),
+        (["export", "DIR", "out", "--public"], "export.public", "--public"),
+    ],
+)
+def test_an_option_without_effect_or_out_of_range_is_refused_before_jax_starts(
+    tmp_path: Path, tuning: dict[str, Any], arguments: list[str], key: str, place: str
+) -> None:
+    names = {"FILE": write_config(tmp_path / "c.yaml", tuning), "DIR": tmp_path}
+    done = bert_jax(*(names.get(each, each) for each in arguments))
+    assert said(done).key == key
+    assert f"{place}: " in said(done)
+    assert "starting JAX" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "key"),
+    [("JAX_PLATFORMS", "cuda", "mesh.no_device"), ("JAX_ENABLE_X64", "x", "environment.value")],
+)
+def test_a_wrong_environment_variable_of_jax_is_one_line(
+    tmp_path: Path,
+    tuning: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    key: str,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    (tmp_path / "texts.txt").write_text("word1\n")
+    files = (tmp_path / "texts.txt", tmp_path / "out.npz")
+    line = said(bert_jax("features", tuning["finetune"]["init_from"], *files))
+    assert line.key == key
+    assert variable in line

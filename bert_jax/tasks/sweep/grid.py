@@ -4,15 +4,19 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import pydantic
 
-from bert_jax.errors import SettingError
+from bert_jax.errors import SettingError, UserError
 from bert_jax.optim.sections import LearningRate
 from bert_jax.section import Section
 
 Number = TypeVar("Number", int, float)
+
+
+MOST_SEEDS: Final = 1000
+"""Maximum number of seeds of a sweep."""
 
 
 class SweepSection(Section):
@@ -22,7 +26,7 @@ class SweepSection(Section):
     seeds of the grid in the BERT paper (arXiv 1810.04805, A.3).
     """
 
-    seeds: int = pydantic.Field(default=1, ge=1)
+    seeds: int = pydantic.Field(default=1, ge=1, le=MOST_SEEDS)
     """Number of consecutive seeds. The first one is `seed`."""
     learning_rates: tuple[LearningRate, ...] = ()
     """Learning rates. By default, `finetune.optimizer.learning_rate`."""
@@ -40,6 +44,28 @@ class SweepSection(Section):
                     found=value,
                 )
         return values
+
+
+def check_seeds(section: SweepSection | None, seeds: int | None) -> None:
+    """Raises UserError if the option --seeds is out of range or contradicts a section."""
+    if seeds is None:
+        return
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(
+            "sweep.seeds",
+            "found {found}, allowed: 1 to {most}",
+            place="--seeds",
+            found=seeds,
+            most=MOST_SEEDS,
+        )
+    if section is not None and section.seeds not in (SweepSection().seeds, seeds):
+        raise UserError(
+            "sweep.two_seeds",
+            "found {found}, but finetune.sweep.seeds is {other}. Remove one of them.",
+            place="--seeds",
+            found=seeds,
+            other=section.seeds,
+        )
 
 
 class SweepPoint(NamedTuple):

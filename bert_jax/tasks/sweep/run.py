@@ -40,6 +40,7 @@ from bert_jax.tasks.sweep.grid import (
     SweepSection,
     best_of,
     cells_of,
+    check_seeds,
     points_of,
 )
 from bert_jax.tasks.training.evaluation import conclude, write_csv
@@ -184,23 +185,11 @@ def plan(
 ) -> tuple[FinetuneSettings, list[SweepPoint]]:
     """Sets `finetune.sweep.seeds` to `seeds`. Returns the settings and the runs of the sweep.
 
-    If there is only one run, returns its settings. Raises UserError if `seeds` is below 1 or
-    contradicts the section.
+    If there is only one run, returns its settings. Raises UserError like `check_seeds`.
     """
+    check_seeds(settings.finetune.sweep, seeds)
     if seeds is not None:
-        if seeds < 1:
-            raise UserError(
-                "sweep.seeds", "found {found}, allowed: 1 or more", place="--seeds", found=seeds
-            )
         held = settings.finetune.sweep or SweepSection()
-        if held.seeds not in (SweepSection().seeds, seeds):
-            raise UserError(
-                "sweep.two_seeds",
-                "found {found}, but finetune.sweep.seeds is {other}. Remove one of them.",
-                place="--seeds",
-                found=seeds,
-                other=held.seeds,
-            )
         settings = settings.with_finetune(sweep=held.model_copy(update={"seeds": seeds}))
     section = settings.finetune
     points = points_of(
