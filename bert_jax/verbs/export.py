@@ -19,8 +19,8 @@ from bert_jax.interop.hf_config import classes_for, format_of
 from bert_jax.interop.importing import read_checkpoint, to_device
 from bert_jax.interop.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.sources import push
-from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import PROGRAM, SIGNATURE, export_stablehlo
+from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.interop.tf_checkpoint import read_tf, write_tf
 from bert_jax.narration import doing
