@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +12,7 @@ import click
 
 from bert_jax.cli.exit_codes import AT_ONCE, exit_code
 from bert_jax.cli.group import VerbGroup, exit_with
-from bert_jax.errors import KeyedError, SettingError, UserError
+from bert_jax.errors import KeyedError, SettingError, UserError, first_line
 from bert_jax.parallel.channel import current_channel, end_now
 from bert_jax.places import DATASETS, MODELS
 from bert_jax.verbs import starting_jax as starting_jax
@@ -146,6 +148,11 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             if (full := out_of_memory(raised)) is not None:
                 advice = " Use a smaller --batch-size." if "batch_size" in kwargs else ""
                 error = full.followed_by(advice)
+            elif isinstance(raised, AssertionError | RuntimeError) and _opens_devices(raised):
+                from bert_jax.parallel.section import no_device
+
+                platforms = f"JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS')}"
+                error = no_device("auto", first_line(raised) if str(raised) else platforms)
             code = exit_code(error)
             if debug or code is None:
                 if error is raised:
@@ -157,6 +164,12 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             exit_with(error, code, line)
 
     return run
+
+
+def _opens_devices(error: Exception) -> bool:
+    """Returns whether JAX raised an error while it opened the devices."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals.get("__name__") == "jax._src.xla_bridge"
 
 
 def _check_paths(context: click.Context) -> None:
