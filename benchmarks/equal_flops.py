@@ -93,10 +93,8 @@ def with_flops(values: dict[str, Any], flops: float) -> dict[str, Any]:
     if (found := of(low)) > flops:
         raise UserError(
             "flops.too_few",
-            "found {found:.3g} FLOPs, allowed: at least {least:.3g}, one step of each phase",
+            f"found {flops:.3g} FLOPs, allowed: at least {found:.3g}, one step of each phase",
             place="budget",
-            found=flops,
-            least=found,
         )
     return scaled(values, low)
 

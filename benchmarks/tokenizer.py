@@ -64,10 +64,7 @@ def open_or_train(directory: Path | None, text: str) -> WordPieceTokenizer:
             )
     if not isinstance(tokenizer, WordPieceTokenizer):
         raise UserError(
-            "benchmark.wordpiece",
-            "found no WordPiece tokenizer in {found}",
-            place="--vocab",
-            found=directory,
+            "benchmark.wordpiece", f"found no WordPiece tokenizer in {directory}", place="--vocab"
         )
     return tokenizer
 

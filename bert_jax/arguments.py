@@ -21,7 +21,7 @@ from typing import (
 import numpy as np
 import pydantic
 
-from bert_jax.errors import SettingError, UserError, did_you_mean
+from bert_jax.errors import SettingError, UserError, commas, did_you_mean, one_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -120,17 +120,11 @@ def wrong_setting(error: pydantic.ValidationError, known: Collection[str]) -> Us
     first = error.errors()[0]
     name, cause = ".".join(map(str, first["loc"])), first.get("ctx", {}).get("error")
     if isinstance(cause, SettingError):
-        return cause.at(".".join(filter(None, [name, cause.values.get("place", "")])))
+        return cause.at(".".join(filter(None, [name, cause.place])))
     if first["type"] in ("missing", "extra_forbidden"):
         what = "unknown" if first["type"] == "extra_forbidden" else "missing"
-        return UserError(
-            "argument.name",
-            "{what}{hint}; allowed: {known}",
-            place=name,
-            what=what,
-            hint=did_you_mean(name, known) if what == "unknown" else "",
-            known=list(known),
-        )
+        hint = did_you_mean(name, known) if what == "unknown" else ""
+        return UserError("argument.name", f"{what}{hint}; allowed: {commas(known)}", place=name)
     return _refusal(error).with_place(name)
 
 
@@ -162,11 +156,10 @@ def _described(error: Mapping[str, Any]) -> list[str]:
 
 def _wrong(place: str, found: Any, allowed: list[str]) -> UserError:
     plain = found is None or isinstance(found, str | bytes | int | float)
+    hint = did_you_mean(found, allowed) if isinstance(found, str) else ""
     return UserError(
         "argument.value",
-        "found {found}, allowed: {allowed:or}{hint}",
+        f"found {ascii(found)[:_LONGEST] if plain else type(found).__name__}, allowed: "
+        f"{one_of(allowed)}{hint}",
         place=place,
-        found=ascii(found)[:_LONGEST] if plain else type(found).__name__,
-        allowed=allowed,
-        hint=did_you_mean(found, allowed) if isinstance(found, str) else "",
     )

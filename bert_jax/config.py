@@ -79,12 +79,9 @@ class RunConfig(Section):
             if masked is not None and found not in (None, masked):
                 raise SettingError(
                     "config.max_predictions",
-                    "found {found}, but {setting}.masking.max_predictions is {other}. Set only "
+                    f"found {found}, but {setting}.masking.max_predictions is {masked}. Set only "
                     "one of them.",
                     place=f"train.phases.{index}.max_predictions",
-                    found=found,
-                    setting=setting,
-                    other=masked,
                 )
         return self
 
@@ -141,11 +138,8 @@ def _refuse_place(path: epath.Path) -> None:
         files = sorted(file.name for file in path.iterdir() if file.suffix == _SUFFIX)
         name = _RUN_CONFIG if _RUN_CONFIG in files else next(iter(files), "")
         near = f'; did you mean "{path / name}"?' if name else ""
-        raise UserError(
-            "config.directory",
-            "found a directory, allowed: a configuration file{hint}",
-            place=path,
-            hint=near,
+        raise UserError.wrong(
+            "config.directory", "a directory", f"a configuration file{near}", place=path
         )
     if not path.exists():
         folder = path.parent
@@ -201,7 +195,7 @@ def parse_config(
     try:
         return validate(RunConfig, changed, source=source)
     except InvalidValue as error:
-        setting = error.values["setting"]
+        setting = error.setting
         mistaken = _missing_part(values, setting)
         for key in keys:
             if f"{setting}.".startswith(f"{key}.") or f"{key}.".startswith(f"{mistaken}."):
@@ -234,12 +228,10 @@ def require_training(config: RunConfig, key: Literal["train", "finetune"], *, ve
     if getattr(config, key) is None and getattr(config, other) is not None:
         raise UserError(
             "config.other_verb",
-            "missing, but `bert-jax {verb}` needs it. This configuration has the section {found}: "
-            "use `bert-jax {fitting}`.",
+            f"missing, but `bert-jax {verb}` needs it. This configuration has the section "
+            f"{other}: use `bert-jax "
+            f"{f'submit --verb {fitting}' if verb == 'submit' else fitting}`.",
             place=key,
-            verb=verb,
-            found=other,
-            fitting=f"submit --verb {fitting}" if verb == "submit" else fitting,
         )
 
 
@@ -262,11 +254,9 @@ def _parsed(overrides: Overrides) -> Iterator[_Override]:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UserError(
-                "override.form",
-                "found {found}, allowed: key=value, such as mesh.tensor=2",
-                place=f'"{text}"',
-                found='no key before "="' if equals else 'no "="',
+            found = 'no key before "="' if equals else 'no "="'
+            raise UserError.wrong(
+                "override.form", found, "key=value, such as mesh.tensor=2", place=f'"{text}"'
             )
         yield _Override(key, parse_yaml(value, f"{text:.200}"), text)
 
@@ -276,10 +266,8 @@ def _override(values: dict[str, Any], override: _Override) -> None:
     if len(parents) > MAX_DEPTH:
         raise UserError(
             "override.depth",
-            "found {found} dots, allowed: at most {allowed}",
+            f"found {len(parents)} dots, allowed: at most {MAX_DEPTH}",
             place=f'"{override.text:.60}…"',
-            found=len(parents),
-            allowed=MAX_DEPTH,
         )
     node: Any = values
     for depth, part in enumerate(parents):
@@ -289,10 +277,8 @@ def _override(values: dict[str, Any], override: _Override) -> None:
         if not isinstance(node[place], dict | list):
             raise UserError(
                 "override.below_value",
-                "{part} is {found}, which has no keys below it",
+                f"{part} is {shown(node[place])}, which has no keys below it",
                 place=f'"{override.text}"',
-                part=part,
-                found=shown(node[place]),
             )
         node = node[place]
     node[_place(node, last, override.text, above=".".join(parents))] = override.value
@@ -307,11 +293,8 @@ def _place(node: dict[str, Any] | list[Any], part: str, override: str, *, above:
         allowed = f"0 to {last}" if last > 0 else "0" if node else "none"
         raise UserError(
             "override.index",
-            'found "{found}", allowed: {allowed}. {list} has {items}, counted from 0.',
+            f'found "{part}", allowed: {allowed}. {above} has {counted(len(node), "item")}, '
+            "counted from 0.",
             place=f'"{override}"',
-            found=part,
-            allowed=allowed,
-            list=above,
-            items=counted(len(node), "item"),
         )
     return int(part)

@@ -1,8 +1,6 @@
 """Errors that are shown to a user as one line, and helpers for their messages."""
 
 import difflib
-import os
-import string
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
@@ -16,39 +14,34 @@ _MOST_COMPARED = 200  # characters; longer names take too long to compare
 class KeyedError(Exception):
     """An error with a stable key. Tests and documents refer to the key, so the message may change.
 
-    ``str(error)`` fills the message with the values and cuts it after 2,000 characters:
-
         error = UserError(
             "mesh.heads",
-            "{found} does not divide {heads} attention heads. Use {allowed:or}.",
-            place="mesh.tensor", found=5, heads=12, allowed=[1, 2, 3, 4, 6, 12],
+            f"{found} does not divide {heads} attention heads. Use {one_of(allowed)}.",
+            place="mesh.tensor",
         )
         str(error) -> "mesh.tensor: 5 does not divide 12 attention heads. Use 1, 2, 3, 4, 6 or 12."
 
     Attributes:
         key: kind of the error, ``area.kind``.
-        message: format string. A list is shown with commas; ``{allowed:or}`` puts "or" before its
-            last item.
-        values: values by name. Paths become text. `place`, if given, is a file, setting or row; the
-            text starts with it.
+        message: text without the place. ``str(error)`` cuts it after 2,000 characters.
+        place: a file, setting or row, or "". ``str(error)`` starts with it.
     """
 
-    def __init__(self, key: str, message: str, /, **values: Any) -> None:
-        self.key, self.message = key, message
-        self.values: dict[str, Any] = {
-            name: os.fspath(value) if isinstance(value, os.PathLike) else value
-            for name, value in values.items()
-        }
+    def __init__(self, key: str, message: str, /, *, place: object = "") -> None:
+        self.key, self.message, self.place = key, message, str(place)
         super().__init__(key)
 
+    @classmethod
+    def wrong(cls, key: str, found: object, allowed: object, *, place: object = "") -> Self:
+        """Returns the error for a wrong value: ``place: found 5, allowed: 1, 2``."""
+        return cls(key, f"found {found}, allowed: {allowed}", place=place)
+
     def __str__(self) -> str:
-        text = _FORMATTER.format(self.message, **self.values)
-        if place := self.values.get("place"):
-            text = f"{place}: {text}"
+        text = f"{self.place}: {self.message}" if self.place else self.message
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.key, self.message, self.values)
+        return _rebuild, (type(self), self.key, self.message, self.place)
 
     def line(self) -> str:
         """Returns the message on one line, with the key in brackets at its end."""
@@ -56,35 +49,39 @@ class KeyedError(Exception):
 
     def located(self, place: object) -> Self:
         """Returns this error with a place before its own: ``model.bert_config: a.json``."""
-        inner = self.values.get("place")
-        return self.with_place(f"{place}: {inner}" if inner else str(place))
+        return self.with_place(f"{place}: {self.place}" if self.place else str(place))
 
     def with_place(self, place: str) -> Self:
         """Returns this error with another place."""
-        return _rebuild(type(self), self.key, self.message, self.values | {"place": place})
+        return _rebuild(type(self), self.key, self.message, place)
 
-    def followed_by(self, addition: str, /, **values: Any) -> Self:
-        """Returns this error with a longer message and more values."""
-        return _rebuild(type(self), self.key, self.message + addition, self.values | values)
-
-
-def _rebuild(kind: Any, key: str, message: str, values: dict[str, Any]) -> Any:
-    return kind(key, message, **values)
+    def followed_by(self, addition: str, /) -> Self:
+        """Returns this error with a longer message."""
+        return _rebuild(type(self), self.key, self.message + addition, self.place)
 
 
-class _Formatter(string.Formatter):
-    """Formats lists as ``1, 2, 3``, or with ``{…:or}`` as ``1, 2 or 3``."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if type(value) not in (list, tuple):  # a NamedTuple has its own format
-            return super().format_field(value, format_spec)
-        names = [str(each) for each in value] or ["none"]
-        if format_spec and len(names) > 1:
-            return f"{', '.join(names[:-1])} {format_spec} {names[-1]}"
-        return ", ".join(names)
+def _rebuild(kind: Any, key: str, message: str, place: str) -> Any:
+    return kind(key, message, place=place)
 
 
-_FORMATTER: Final = _Formatter()
+def commas(names: Iterable[object]) -> str:
+    """Returns ``"a, b, c"``, or "none" for no names. A text stays as it is."""
+    return names if isinstance(names, str) else ", ".join(map(str, names)) or "none"
+
+
+def one_of(names: Iterable[object]) -> str:
+    """Returns ``"a, b or c"``."""
+    return _ended(names, "or")
+
+
+def all_of(names: Iterable[object]) -> str:
+    """Returns ``"a, b and c"``."""
+    return _ended(names, "and")
+
+
+def _ended(names: Iterable[object], word: str) -> str:
+    *others, last = map(str, names) if names else ("none",)
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 class UserError(KeyedError):
@@ -110,7 +107,7 @@ class SettingError(KeyedError, ValueError):
 
     def at(self, place: str) -> UserError:
         """Returns this error as a UserError with a new place."""
-        return UserError(self.key, self.message, **self.values | {"place": place})
+        return UserError(self.key, self.message, place=place)
 
 
 class NoCredentials(UserError):
@@ -171,10 +168,8 @@ def not_installed(
     """Returns the error for a missing library: what needs it, and the command that installs it."""
     return kind(
         "install.missing",
-        "not installed, but needed for {purpose}. Run {command}.",
+        f"not installed, but needed for {purpose}. Run {installing(extra)}.",
         place=library,
-        purpose=purpose,
-        command=installing(extra),
     )
 
 

@@ -11,7 +11,7 @@ from etils import epath
 
 from bert_jax.arguments import checked
 from bert_jax.data.memory_table import MemoryTable, Rows
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.feature_extraction.extractor import (
     ExtractionSettings,
     FeatureExtractor,
@@ -244,10 +244,8 @@ def _load(source: epath.PathLike, *, checkpoint: str, mesh: MeshSection | None) 
     if checkpoint != "auto":
         raise UserError(
             "checkpoint.without_run",
-            "found {found}, but {source} is not a run directory. Omit the checkpoint.",
+            f"found {checkpoint}, but {source} is not a run directory. Omit the checkpoint.",
             place="checkpoint",
-            found=checkpoint,
-            source=source,
         )
     path, name = Path(directory), str(source)
     if not on_hub and not directory.is_dir() and not is_tf(directory):
@@ -269,10 +267,9 @@ def _texts(
         if "text" not in row.values:
             raise UserError(
                 "rows.no_text",
-                'found the columns {found}, allowed: {allowed}. Rename a column to "text".',
+                f"found the columns {commas(row.values)}, allowed: {commas(names)}. Rename a "
+                'column to "text".',
                 place=row.place,
-                found=list(row.values),
-                allowed=names,
             )
         pair = row.text("pair") if row.values.get("pair") is not None else None
         found.append(InputText(row.line, row.text("text"), pair))

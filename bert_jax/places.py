@@ -39,6 +39,4 @@ def check_place(path: str, *, hub: str = "") -> None:
         allowed += f"; {scheme}:// needs {client}: pip install {client}"
     elif scheme == "file" and rest:
         allowed += f"; did you mean {rest}?"
-    raise SettingError(
-        "path.address", 'found "{found}", allowed: {allowed}', found=f"{path:.200}", allowed=allowed
-    )
+    raise SettingError.wrong("path.address", f'"{path:.200}"', allowed)

@@ -37,17 +37,13 @@ def check_path(path: str, *, hub: str = "") -> str:
     """
     check_place(path, hub=hub)
     if not path.strip():
-        raise SettingError(
-            "path.empty", 'found "{found}", allowed: a path; . is the working directory', found=path
-        )
+        raise SettingError.wrong("path.empty", f'"{path}"', "a path; . is the working directory")
     longest = max(len(part.encode()) for part in path.split("/"))
     if longest > _MAX_NAME or len(path.encode()) > _MAX_PATH:
         raise SettingError(
             "path.too_long",
-            'found "{found}", allowed: up to {bytes} bytes, and {between} between two slashes',
-            found=f"{path:.200}",
-            bytes=_MAX_PATH,
-            between=_MAX_NAME,
+            f'found "{path:.200}", allowed: up to {_MAX_PATH} bytes, and {_MAX_NAME} between two '
+            "slashes",
         )
     return os.path.expanduser(path) if path.startswith("~") else path  # a shell expands no a=~/b
 
@@ -55,7 +51,7 @@ def check_path(path: str, *, hub: str = "") -> str:
 def check_local_path(path: str) -> str:
     """Returns the local path. Raises SettingError like `check_path`, and for any URL."""
     if "://" in path:
-        raise SettingError("path.not_local", 'found "{found}", allowed: a local path', found=path)
+        raise SettingError.wrong("path.not_local", f'"{path}"', "a local path")
     return check_path(path)
 
 
@@ -112,12 +108,8 @@ def refuse_ignored(section: Section, *names: str, allowed: str) -> None:
     for name in names:
         found = getattr(section, name)
         if found != type(section).model_fields[name].default:
-            raise SettingError(
-                "setting.ignored",
-                "found {found}, allowed: only with {allowed}",
-                place=name,
-                found=f"{found!s:.60}",
-                allowed=allowed,
+            raise SettingError.wrong(
+                "setting.ignored", f"{found!s:.60}", f"only with {allowed}", place=name
             )
 
 
@@ -128,10 +120,8 @@ def refuse_same_column(columns: Mapping[str, str | None]) -> None:
         if column is not None and first.setdefault(column, name) != name:
             raise SettingError(
                 "setting.same_column",
-                'found "{found}", which is also {other}, allowed: another column',
+                f'found "{column}", which is also {first[column]}, allowed: another column',
                 place=name,
-                found=column,
-                other=first[column],
             )
 
 
@@ -140,9 +130,8 @@ def need(value: T | None, key: str, verb: str) -> T:
     if value is None:
         raise UserError(
             "setting.needed",
-            "missing, but `bert-jax {verb}` needs it in the configuration",
+            f"missing, but `bert-jax {verb}` needs it in the configuration",
             place=key,
-            verb=verb,
         )
     return value
 
@@ -153,7 +142,6 @@ def under(key: str, section: type[Section]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        place = error.values.get("place", "")
-        if place.partition(":")[0] in section.model_fields:
-            raise error.with_place(f"{key}.{place}") from error
+        if error.place.partition(":")[0] in section.model_fields:
+            raise error.with_place(f"{key}.{error.place}") from error
         raise

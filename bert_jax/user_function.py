@@ -36,11 +36,8 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
     """
     spelled = _SPELLING.fullmatch(path)
     if spelled is None:
-        raise UserError(
-            "function.spelling",
-            'found "{found}", allowed: module:function, such as jieba:lcut',
-            place=key,
-            found=f"{path:.60}",
+        raise UserError.wrong(
+            "function.spelling", f'"{path:.60}"', "module:function, such as jieba:lcut", place=key
         )
     module_name, name = spelled.groups()
     if not checked:
@@ -50,23 +47,17 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
     except Exception as error:  # the code of a module may raise any error
         raise UserError(
             "function.import_failed",
-            'found "{found}", but {module} cannot be imported ({reason})',
+            f'found "{path}", but {module_name} cannot be imported ({first_line(error)})',
             place=key,
-            found=path,
-            module=module_name,
-            reason=first_line(error),
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
         names = [each for each, value in vars(module).items() if callable(value)]
         raise UserError(
             "function.unknown",
-            'found "{found}", but {module} has no function "{name}"{hint}',
+            f'found "{path}", but {module_name} has no function '
+            f'"{name}"{did_you_mean(name, names)}',
             place=key,
-            found=path,
-            module=module_name,
-            name=name,
-            hint=did_you_mean(name, names),
         )
     if not checked:  # the user's module may have imported the function from another module
         check_module(getattr(function, "__module__", None) or module_name, key=key, found=path)
@@ -84,21 +75,16 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
     if top in _FORBIDDEN:
         raise UserError(
             "function.standard_library",
-            'found "{found}", but {module} belongs to Python\'s standard library, allowed: a '
+            f'found "{found:.60}", but {top} belongs to Python\'s standard library, allowed: a '
             "module of your own",
             place=key,
-            found=f"{found:.60}",
-            module=top,
         )
     if top == __name__.partition(".")[0] or _is_installed(top):
         raise UserError(
             "function.installed_package",
-            'found "{found}", but {module} is an installed package. Use a module of '
-            "your own, or add {module} to {variable}.",
+            f'found "{found:.60}", but {top} is an installed package. Use a module of your own, '
+            f"or add {top} to {TRUSTED}.",
             place=key,
-            found=f"{found:.60}",
-            module=top,
-            variable=TRUSTED,
         )
 
 
@@ -111,10 +97,9 @@ def only_trusted(path: str | None, *, key: str, source: object) -> None:
     if path is not None and top not in _trusted():
         raise UserError(
             "function.untrusted",
-            'found "{found}", which would run code. If you trust that module, set {trust}.',
+            f'found "{path:.60}", which would run code. If you trust that module, set '
+            f"{TRUSTED}={top:.60}.",
             place=f"{source}: {key}",
-            found=f"{path:.60}",
-            trust=f"{TRUSTED}={top:.60}",
         )
 
 

@@ -10,7 +10,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.arguments import invalid_characters
-from bert_jax.errors import SettingError, UserError, did_you_mean
+from bert_jax.errors import SettingError, UserError, commas, did_you_mean
 from bert_jax.files.read import MAX_DEPTH, read_json_object, shown
 from bert_jax.section import Section
 
@@ -41,18 +41,18 @@ KIND: Final = "kind"  # name of the setting that selects a section of a union
 
 
 class InvalidValue(UserError):
-    """A wrong value of a setting.
+    """A wrong value of a setting."""
 
-    ``values["setting"]`` is the dotted key of the setting. It is empty if the whole file is wrong.
-    """
+    setting = ""
+    """The dotted key of the setting. It is empty if the whole file is wrong."""
 
 
 def _in_source(error: SettingError, source: str) -> InvalidValue:
     """Returns the error of a file. The place of `error` is the dotted key of the setting."""
-    setting = error.values.get("place", "")
-    place = ": ".join(filter(None, (source, setting)))
-    values = error.values | {"setting": setting, "place": place}
-    return InvalidValue(error.key, error.message, **values)
+    place = ": ".join(filter(None, (source, error.place)))
+    invalid = InvalidValue(error.key, error.message, place=place)
+    invalid.setting = error.place
+    return invalid
 
 
 def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
@@ -87,14 +87,7 @@ def read_section(section: type[S], path: epath.Path) -> S:
 
 
 def _value(setting: str, found: str, allowed: object, hint: str = "") -> SettingError:
-    return SettingError(
-        "setting.value",
-        "found {found}, allowed: {allowed}{hint}",
-        place=setting,
-        found=found,
-        allowed=allowed,
-        hint=hint,
-    )
+    return SettingError.wrong("setting.value", found, f"{allowed}{hint}", place=setting)
 
 
 def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str, str] | None:
@@ -149,11 +142,7 @@ def _first_mistake(
             near = f"; a setting of kind {' and '.join(kinds)}"
             near += f'; did you mean "{alias}"?' if alias in names else ""
         return SettingError(
-            "setting.unknown",
-            "unknown key{hint}; allowed: {allowed}",
-            place=key,
-            hint=near,
-            allowed=names,
+            "setting.unknown", f"unknown key{near}; allowed: {commas(names)}", place=key
         )
     if first["type"] == "missing":
         return SettingError("setting.missing", "missing", place=key)
@@ -164,7 +153,7 @@ def _first_mistake(
         near = "" if found is None else did_you_mean(found, kinds)
         return _value(f"{key}.{KIND}", spelled, kinds, near)
     if isinstance(cause := context.get("error"), SettingError):  # from a section's validator
-        setting = ".".join(filter(None, [key, cause.values.get("place", "")]))
+        setting = ".".join(filter(None, [key, cause.place]))
         return cause.with_place(setting)
     found = first["input"]
     spelled = shown(found, most=200)

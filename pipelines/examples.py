@@ -92,10 +92,9 @@ def make_examples(
         if listed and section.on_error == "fail":  # an earlier run used skip
             raise UserError(
                 "examples.skipped_before",
-                "found fail, but an earlier run with skip left out input ({reason}). Repair the "
-                "input, or set skip again.",
+                f"found fail, but an earlier run with skip left out input ({listed[0]}). Repair "
+                "the input, or set skip again.",
                 place="on_error",
-                reason=listed[0],
             )
         for line in listed:
             say(f"skipped: {line}")
@@ -117,11 +116,9 @@ def _require_room(section: ExamplesSection, tokenizer: Tokenizer) -> None:
     if section.pairing.has_pairs and section.max_seq_length < least:
         raise UserError(
             "pairing.max_seq_length",
-            "found {found}, allowed: at least {allowed}, for {special} special pieces of a pair",
+            f"found {section.max_seq_length}, allowed: at least {least}, for "
+            f"{least - MIN_PAIR_TOKENS} special pieces of a pair",
             place="max_seq_length",
-            found=section.max_seq_length,
-            allowed=least,
-            special=least - MIN_PAIR_TOKENS,
         )
 
 
@@ -176,26 +173,20 @@ def _already_made(
             raise
         raise UserError(
             "examples.output_unreachable",
-            "{found} cannot be reached ({reason})",
+            f"{output} cannot be reached ({first_line(error)})",
             place="output",
-            found=output,
-            reason=first_line(error),
         ) from error
     if not output.is_dir():
-        raise UserError(
-            "examples.output_is_file",
-            "found the file {found}, allowed: a new directory",
-            place="output",
-            found=output,
+        raise UserError.wrong(
+            "examples.output_is_file", f"the file {output}", "a new directory", place="output"
         )
     if not (output / PROVENANCE_NAME).exists():
         # In a bucket, the shards of an unfinished run are here too.
         if any(output.iterdir()) and not Workspace(output).is_begun:
             raise UserError(
                 "examples.output_has_files",
-                "found other files in {found}, allowed: a new directory",
+                f"found other files in {output}, allowed: a new directory",
                 place="output",
-                found=output,
             )
         return None
     made = read_provenance(output)
@@ -210,9 +201,7 @@ def _check_same(output: epath.Path, made: dict[str, Any], wanted: dict[str, Any]
     if changed := [key for key, value in wanted.items() if made.get(key) != value]:
         raise UserError(
             "examples.other_settings",
-            "{found} was made with other settings ({change}). Choose another directory, or delete "
-            "this one.",
+            f"{output} was made with other settings ({name_change(made, wanted, changed)}). "
+            "Choose another directory, or delete this one.",
             place="output",
-            found=output,
-            change=name_change(made, wanted, changed),
         )

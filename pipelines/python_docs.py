@@ -88,9 +88,8 @@ def write_python_docs(
     if not written:
         raise UserError(
             "python_docs.max_bytes",
-            "found {found}, allowed: at least the size of the first document",
+            f"found {max_bytes}, allowed: at least the size of the first document",
             place="max_bytes",
-            found=max_bytes,
         )
     return written
 

@@ -40,10 +40,8 @@ def as_inputs(value: Any) -> Any:
     inputs = {code: as_tuple(names) for code, names in by_language.items()}
     for names in inputs.values():
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-            raise SettingError(
-                "input.form",
-                "found {found}, allowed: a list of files and globs, or a list for each language",
-                found=shown(value),
+            raise SettingError.wrong(
+                "input.form", shown(value), "a list of files and globs, or a list for each language"
             )
     inputs = {code: tuple(map(check_data_path, names)) for code, names in inputs.items()}
     return inputs if isinstance(value, dict) else inputs[None]
@@ -96,8 +94,8 @@ class SourcesSection(Section):
         if mixture is not None and isinstance(info.data.get("input"), tuple):
             raise SettingError(
                 "input.mixture",
-                "allowed only if input has a list of files for each language, such as "
-                "input: {{en: [en/*.txt], zh: [zh/*.txt]}}",
+                "allowed only if input has a list of files for each language, such as input: "
+                "{en: [en/*.txt], zh: [zh/*.txt]}",
             )
         return mixture
 
@@ -239,7 +237,6 @@ class ExamplesSection(SourcesSection, PairingSection):
         if isinstance(info.data.get("input"), dict) and language != _LANGUAGE:
             raise SettingError(
                 "input.language_twice",
-                'found "{found}", but input already names the languages. Remove this setting.',
-                found=language,
+                f'found "{language}", but input already names the languages. Remove this setting.',
             )
         return language

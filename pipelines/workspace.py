@@ -113,10 +113,10 @@ class Workspace:
             elif fixed := changed - (frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS):
                 raise UserError(
                     "examples.unfinished",
-                    "found an unfinished run with other settings ({change}). Finish that run, or "
-                    "delete the directory.",
+                    "found an unfinished run with other settings "
+                    f"({name_change(held, asked, fixed)}). Finish that run, or delete the "
+                    "directory.",
                     place=self.partial,
-                    change=name_change(held, asked, fixed),
                 )
             elif changed & _OF_PARTS:
                 for part in self.work.glob("part-*"):

@@ -50,10 +50,10 @@ def ok(*arguments: object) -> str:
 
 
 class Refusal(str):
-    """The line that an error prints, with the error's key and values."""
+    """The line that an error prints, with the error's key and place."""
 
     key: str
-    values: dict[str, Any]
+    place: str
 
 
 def refused(*arguments: object, code: int = 2) -> Refusal:
@@ -65,7 +65,7 @@ def refused(*arguments: object, code: int = 2) -> Refusal:
     assert isinstance(error, KeyedError), error
     assert line == f"bert-jax: {error.line()}"
     refusal = Refusal(line)
-    refusal.key, refusal.values = error.key, error.values
+    refusal.key, refusal.place = error.key, error.place
     return refusal
 
 
@@ -95,22 +95,37 @@ def environment() -> dict[str, str]:
 def refuses(
     key: str, *, kind: type[KeyedError] = UserError, **values: object
 ) -> Iterator[pytest.ExceptionInfo[KeyedError]]:
-    """Asserts that a block raises an error with this key, whose values include `values`."""
+    """Asserts that a block raises an error with this key and one line; see `says`."""
     with pytest.raises(kind) as caught:
         yield caught
     error = caught.value
-    assert error.key == key, error
-    found = {name: error.values.get(name) for name in values}
-    wanted = {
-        name: os.fspath(each) if isinstance(each, os.PathLike) else each
-        for name, each in values.items()
-    }
-    assert found == wanted
+    says(error, key=key, **values)
     assert "\n" not in str(error)
 
 
+def says(error: Any, /, *, key: str | None = None, place: object = None, **values: Any) -> None:
+    """Asserts the key and the place of an error, and that its text contains all values.
+
+    Args:
+        error: a `KeyedError` or a `Refusal`.
+        key: its key; None for any.
+        place: its place; None for any.
+        values: numbers, texts, or lists of them; None for no value. Their names only say what they
+            are.
+    """
+    text = str(error)
+    assert key in (None, error.key), text
+    assert place is None or error.place == str(place), text
+    for name, value in values.items():
+        for each in value if isinstance(value, list | tuple | set) else [value]:
+            spelled = {str(each), repr(each)}
+            spelled |= {f"{each:,}", f"0x{each:02x}"} if isinstance(each, int) else set()
+            spelled |= {f"{each:g}"} if isinstance(each, float) else set()
+            assert each is None or any(form in text for form in spelled), (name, each, text)
+
+
 def said(result: subprocess.CompletedProcess[str]) -> Refusal:
-    """Asserts exit code 2 and one error line. Returns the line and its key, without values."""
+    """Asserts exit code 2 and one error line. Returns the line and its key, without a place."""
     assert result.returncode == 2, (result.returncode, result.stdout, result.stderr)
     lines = [line for line in result.stderr.splitlines() if line.startswith("bert-jax: ")]
     assert len(lines) == 1, result.stderr
@@ -121,7 +136,7 @@ def said(result: subprocess.CompletedProcess[str]) -> Refusal:
 def keyed(line: str) -> Refusal:
     """Parses the key at the end of an error line."""
     refusal = Refusal(line)
-    refusal.key, refusal.values = line.rpartition("[")[2].removesuffix("]"), {}
+    refusal.key, refusal.place = line.rpartition("[")[2].removesuffix("]"), ""
     return refusal
 
 

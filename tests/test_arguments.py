@@ -80,7 +80,7 @@ def test_a_wrong_value_is_refused_with_its_argument(
     for value in [*WRONG[word], *([] if optional else [None])]:
         with refuses("argument.value") as caught:
             function(**{**others, name: value})
-        assert caught.value.values["place"].partition("[")[0] == name, value
+        assert caught.value.place.partition("[")[0] == name, value
 
 
 @pytest.fixture(scope="module")

@@ -16,20 +16,15 @@ def check_corpus(folder: Path, section: CorpusSection) -> str:
     if not files:
         raise UserError(
             "speedrun.no_corpus",
-            "found no files, allowed: a folder with the files of the corpus: {origin}",
+            f"found no files, allowed: a folder with the files of the corpus: {section.origin}",
             place=f"--corpus: {folder}",
-            origin=section.origin,
         )
     found = sha256_of_files(files)
     if section.sha256 not in (None, found):
         raise UserError(
             "speedrun.corpus_hash",
-            "found {files} files with SHA-256 {found}, allowed: {expected}. The corpus of the tier "
-            "is: {origin}",
+            f"found {len(files)} files with SHA-256 {found}, allowed: {section.sha256}. The "
+            f"corpus of the tier is: {section.origin}",
             place=f"--corpus: {folder}",
-            files=len(files),
-            found=found,
-            expected=section.sha256,
-            origin=section.origin,
         )
     return found

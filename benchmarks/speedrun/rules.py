@@ -72,11 +72,4 @@ def check_task(scores: Mapping[str, Sequence[float]], reference: str, recipe: st
 
 
 def _broken(what: str, *, found: object, allowed: object, place: str) -> UserError:
-    return UserError(
-        "speedrun.rule",
-        "{what}: found {found}, allowed: {allowed}",
-        place=place,
-        what=what,
-        found=str(found),
-        allowed=str(allowed),
-    )
+    return UserError("speedrun.rule", f"{what}: found {found}, allowed: {allowed}", place=place)

@@ -7,7 +7,7 @@ import pydantic
 
 from benchmarks.fine_tuned import TaskSection
 from bert_jax.config import RunConfig, load_config
-from bert_jax.errors import SettingError, UserError, did_you_mean
+from bert_jax.errors import SettingError, UserError, commas, did_you_mean
 from bert_jax.files.yaml_file import read_yaml
 from bert_jax.section import Section
 from bert_jax.validation import validate
@@ -77,11 +77,9 @@ class TierSection(Section):
         if self.tuning_seed in self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise SettingError(
                 "speedrun.seeds",
-                "found {found}, allowed: seeds that differ from each other and from {tuning}, the "
-                "seed of the tuning",
+                f"found {commas(self.seeds)}, allowed: seeds that differ from each other and from "
+                f"{self.tuning_seed}, the seed of the tuning",
                 place="seeds",
-                found=self.seeds,
-                tuning=self.tuning_seed,
             )
         return self
 
@@ -93,11 +91,8 @@ def load_tier(name: str) -> TierSection:
         names = sorted(file.stem for file in TIERS.glob("*.yaml"))
         raise UserError(
             "speedrun.tier",
-            "found {found}, allowed: {allowed}, or a YAML file{hint}",
+            f"found {name}, allowed: {commas(names)}, or a YAML file{did_you_mean(name, names)}",
             place="tier",
-            found=name,
-            allowed=names,
-            hint=did_you_mean(name, names),
         )
     values: Any = read_yaml(path)
     return validate(TierSection, values, source=str(path))

@@ -107,9 +107,8 @@ def first_process_only(function: Callable[..., None]) -> Callable[..., None]:
         if ignored:
             raise UserError(
                 "mesh.ignored",
-                "found {found}, which has no effect here, allowed: settings of distributed",
+                f"found {ignored[0]}, which has no effect here, allowed: settings of distributed",
                 place="--mesh",
-                found=ignored[0],
             )
         if section.enabled:
             from bert_jax.parallel.processes import is_first_alone

@@ -7,7 +7,7 @@ from typing import Final, NoReturn
 
 import click
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 
 _STAGES: Final = {
     "Prepare data": ("new", "vocab", "examples"),
@@ -60,10 +60,8 @@ class Verb(click.Command):
             near = near or "; settings are key=value, such as seed=1"
         return UserError(
             "command_line.unknown_option",
-            "no such option, allowed: {allowed}{hint}",
+            f"no such option, allowed: {commas(options)}{near}",
             place=option,
-            allowed=options,
-            hint=near,
         )
 
 
@@ -82,11 +80,9 @@ class VerbGroup(click.Group):
             verbs = [name for names in _STAGES.values() for name in names]
             mistake = UserError(
                 "command_line.unknown_verb",
-                'found "{found}", allowed: {allowed}{hint}',
+                f'found "{args[0]:.60}", allowed: '
+                f"{commas(verbs)}{did_you_mean(args[0].lower(), verbs)}",
                 place="verb",
-                found=f"{args[0]:.60}",
-                allowed=verbs,
-                hint=did_you_mean(args[0].lower(), verbs),
             )
         exit_with(mistake, 2, mistake.line())
 
@@ -118,13 +114,9 @@ def _describe(error: click.UsageError, verb: str) -> UserError:
         place = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
         text = error.message.removesuffix(".")
         if isinstance(error, click.MissingParameter):
-            return UserError(
-                "command_line.missing", "missing. See `{help}`.", place=place, help=see
-            )
+            return UserError("command_line.missing", f"missing. See `{see}`.", place=place)
     text = f"{text[:1].lower()}{text[1:]}"
-    return UserError(
-        "command_line.usage", "{reason}. See `{help}`.", place=place, reason=text, help=see
-    )
+    return UserError("command_line.usage", f"{text}. See `{see}`.", place=place)
 
 
 def _value(option: str, given: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from etils import epath
 
 from bert_jax.data.class_names import ClassNames, names_of_features, names_of_schema
 from bert_jax.data.tables import TableRow
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.files.atomic import write_whole
 
 _NOTHING: Final = ("NAType", "NaTType")  # names of pandas' types for missing values
@@ -80,10 +80,9 @@ class MemoryTable:
                 if not 1 <= len(values) <= len(names):
                     raise UserError(
                         "rows.too_many_values",
-                        "found {found} values, allowed: {allowed}, or a dict of columns",
+                        f"found {len(values)} values, allowed: {commas(names)}, or a dict of "
+                        "columns",
                         place=f"{self}: row {number}",
-                        found=len(values),
-                        allowed=list(names),
                     )
                 values = dict(zip(names, values, strict=False))
             columns = values if columns is None else columns
@@ -96,12 +95,9 @@ class MemoryTable:
             if column not in found:
                 raise UserError(
                     "rows.column_unknown",
-                    'found "{column}", but {row} has the columns {found}{hint}',
+                    f'found "{column}", but {self}: row {number} has the columns '
+                    f"{commas(found)}{did_you_mean(column, found)}",
                     place="column",
-                    column=column,
-                    row=f"{self}: row {number}",
-                    found=found,
-                    hint=did_you_mean(column, found),
                 )
 
     def has(self, column: str, *, width: int) -> bool:
@@ -133,9 +129,8 @@ class MemoryTable:
         except TypeError as error:
             raise UserError(
                 "rows.not_json",
-                "a value cannot be written as JSON ({reason}), allowed: text, numbers, lists",
+                f"a value cannot be written as JSON ({error}), allowed: text, numbers, lists",
                 place=self.name,
-                reason=error,
             ) from None
         write_whole(epath.Path(path), "".join(f"{line}\n" for line in lines).encode())
 
@@ -165,10 +160,9 @@ def _each(rows: Any, name: str) -> Iterable[Any]:
         return rows
     raise UserError(
         "rows.kind",
-        "found {found}, allowed: texts, tuples or dicts in a list, a dict of columns, a DataFrame "
-        "or a Dataset",
+        f"found {type(rows).__name__}, allowed: texts, tuples or dicts in a list, a dict of "
+        "columns, a DataFrame or a Dataset",
         place=name,
-        found=type(rows).__name__,
     )
 
 
@@ -178,10 +172,8 @@ def _refuse_repeated(columns: Iterable[Any], table: str) -> None:
         if times > 1:
             raise UserError(
                 "rows.column_twice",
-                'found the column "{found}" {times} times, allowed: once. Rename the others.',
+                f'found the column "{column}" {times} times, allowed: once. Rename the others.',
                 place=table,
-                found=column,
-                times=times,
             )
 
 
@@ -194,9 +186,9 @@ def _of_columns(columns: Mapping[str, Sequence[Any]], table: str) -> list[dict[s
     if len(set(sizes.values())) > 1:
         raise UserError(
             "rows.column_lengths",
-            "found columns of different lengths ({found}), allowed: one length",
+            "found columns of different lengths "
+            f"({commas([f'{name} {size}' for name, size in sizes.items()])}), allowed: one length",
             place=table,
-            found=[f"{name} {size}" for name, size in sizes.items()],
         )
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
@@ -211,9 +203,8 @@ def _row(row: Any, place: str) -> str | tuple[Any, ...] | dict[str, Any]:
         return tuple(map(_plain, plain))
     raise UserError(
         "rows.row_kind",
-        "found {found}, allowed: a text, a tuple of texts or a dict of columns",
+        f"found {type(row).__name__}, allowed: a text, a tuple of texts or a dict of columns",
         place=place,
-        found=type(row).__name__,
     )
 
 

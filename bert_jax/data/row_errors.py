@@ -39,7 +39,7 @@ class RowErrors:
         if self._on_error == "stop":
             if self.setting is None:
                 raise error
-            raise error.followed_by(" ({setting} skips such rows)", setting=self.setting) from error
+            raise error.followed_by(f" ({self.setting} skips such rows)") from error
         self.count += 1
         if self.count <= SKIPPED_SHOWN:
             self._first.append(str(error))

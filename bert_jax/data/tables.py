@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from bert_jax.data.class_names import NO_CLASSES, ClassNames, names_of_schema
 from bert_jax.data.row_errors import RowError, RowErrors
 from bert_jax.data.tsv_quotes import is_quoted
-from bert_jax.errors import UserError, counted, did_you_mean
+from bert_jax.errors import UserError, commas, counted, did_you_mean
 from bert_jax.files import read
 from bert_jax.files.parquet import open_parquet, parquet_rows
 
@@ -62,22 +62,16 @@ class TableRow(NamedTuple):
             if name in self.columns:
                 raise RowError(
                     "table.row_without_column",
-                    'found {found}, but not the column "{missing}" ({setting}). Every row needs '
+                    f'found {commas(found)}, but not the column "{name}" ({key}). Every row needs '
                     "all columns.",
                     place=self.place,
-                    missing=name,
-                    setting=key,
-                    found=found,
                 )
             if not self.path.suffix:  # in memory: the rows are wrong, not a setting
                 raise UserError(
                     "rows.columns",
-                    'found the columns {found}, allowed: "{missing}" ({setting} of the model). '
-                    'Rename a column to "{missing}".',
+                    f'found the columns {commas(found)}, allowed: "{name}" ({key} of the model). '
+                    f'Rename a column to "{name}".',
                     place=self.place,
-                    found=found,
-                    missing=name,
-                    setting=key,
                 )
             if self.delimiter is not None:
                 settable = key.startswith("task.")
@@ -87,12 +81,8 @@ class TableRow(NamedTuple):
                 hint = hint or NO_HEADER
             raise UserError(
                 "table.column_unknown",
-                'found "{found}", allowed: {allowed} ({table}){hint}',
+                f'found "{name}", allowed: {commas(found)} ({self._names_place}){hint}',
                 place=key,
-                found=name,
-                allowed=found,
-                table=self._names_place,
-                hint=hint,
             )
 
     def only_column(self, key: str, *, but: Collection[str]) -> str:
@@ -104,10 +94,8 @@ class TableRow(NamedTuple):
         if len(rest) != 1:
             raise UserError(
                 "table.column_needed",
-                "missing, allowed: {allowed} ({table})",
+                f"missing, allowed: {commas(self.values)} ({self._names_place})",
                 place=key,
-                allowed=list(self.values),
-                table=self._names_place,
             )
         return rest[0]
 
@@ -130,11 +118,8 @@ class TableRow(NamedTuple):
         if not 0 <= found < len(names):
             raise RowError(
                 "table.class_number",
-                'column "{column}": found the class {found}, allowed: 0 to {last}',
+                f'column "{column}": found the class {found}, allowed: 0 to {len(names) - 1}',
                 place=self.place,
-                column=column,
-                found=found,
-                last=len(names) - 1,
             )
         return names[found]
 
@@ -144,11 +129,7 @@ class TableRow(NamedTuple):
         if not isinstance(found, str):
             kind = "null" if found is None else type(found).__name__
             raise RowError(
-                "table.not_text",
-                'column "{name}": found {found}, allowed: text',
-                place=self.place,
-                name=name,
-                found=kind,
+                "table.not_text", f'column "{name}": found {kind}, allowed: text', place=self.place
             )
         return found
 
@@ -182,13 +163,7 @@ def read_table(
         return _read_parquet(path)
     if path.suffix in SUFFIXES:
         return _read_rows(path, delimiter, errors)
-    raise UserError(
-        "table.suffix",
-        "found {found}, allowed: {allowed}",
-        place=path,
-        found=path.suffix or "no suffix",
-        allowed=SUFFIXES,
-    )
+    raise UserError.wrong("table.suffix", path.suffix or "no suffix", commas(SUFFIXES), place=path)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -223,9 +198,8 @@ def read_fields(
         if len(fields) > MAX_COLUMNS:
             raise UserError(
                 "table.too_many_columns",
-                "found more than {allowed:,} columns, allowed: at most {allowed:,}",
+                f"found more than {MAX_COLUMNS:,} columns, allowed: at most {MAX_COLUMNS:,}",
                 place=f"{path}: line {line}",
-                allowed=MAX_COLUMNS,
             )
         yield line, fields
 
@@ -261,15 +235,12 @@ def _csv_rows(path: Path, delimiter: str, errors: RowErrors) -> Iterator[tuple[i
             if len(row) > 1 or "end of data" in str(error):
                 problem = RowError(
                     "table.open_quote",
-                    "the quote that opens a field is not closed by line {end}. Put quotes around "
-                    'the whole field, and write "" for a quote inside it.',
+                    f"the quote that opens a field is not closed by line {number}. Put quotes "
+                    'around the whole field, and write "" for a quote inside it.',
                     place=place,
-                    end=number,
                 )
             else:
-                problem = RowError(
-                    "table.not_csv", "found no CSV ({reason})", place=place, reason=error
-                )
+                problem = RowError("table.not_csv", f"found no CSV ({error})", place=place)
             if is_first:  # the header is never skipped
                 _check_delimiter(path, row[:1], delimiter, settable=errors.setting is not None)
                 raise problem from None
@@ -288,19 +259,15 @@ def _read_rows(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> It
     rows = read_fields(path, delimiter=delimiter, errors=errors)
     first, header = next(rows, (1, []))
     if not any(header):
-        raise UserError(
-            "table.no_header",
-            "found no header, allowed: names of columns in the first line",
-            place=path,
+        raise UserError.wrong(
+            "table.no_header", "no header", "names of columns in the first line", place=path
         )
     for name, times in Counter(header).items():
         if times > 1:
             raise UserError(
                 "table.column_twice",
-                'found the column "{name}" twice, allowed: once{hint}',
+                f'found the column "{name}" twice, allowed: once{NO_HEADER}',
                 place=f"{path}: line {first}",
-                name=name,
-                hint=NO_HEADER,
             )
     for line, fields in rows:
         if len(fields) == len(header):
@@ -327,11 +294,8 @@ def _check_delimiter(path: Path, header: Sequence[str], delimiter: str, *, setta
             hint = f", or the setting finetune.task.delimiter={name}" if settable else ""
             raise UserError(
                 "table.delimiter",
-                "found {found} between the columns of the header, allowed: {allowed}{hint}",
+                f"found {found} between the columns of the header, allowed: {allowed}{hint}",
                 place=path,
-                found=found,
-                allowed=allowed,
-                hint=hint,
             )
 
 
@@ -348,12 +312,8 @@ def ragged(
     """
     return RowError(
         "table.fields",
-        "found {fields}, allowed: {allowed}, as in {like}",
+        f"found {counted(found, 'field')}, allowed: {allowed}, as in {like}",
         place=f"{path}: line {line}",
-        fields=counted(found, "field"),
-        found=found,
-        allowed=allowed,
-        like=like,
     )
 
 
@@ -365,8 +325,8 @@ def _read_jsonl(path: Path, errors: RowErrors) -> Iterator[TableRow]:
         try:
             values = read.parse_json_object(line, allowed="an object")
         except UserError as error:
-            values = error.values | {"place": f"{path}: line {number}"}
-            errors.refuse(RowError(error.key, error.message, **values))
+            place = f"{path}: line {number}"
+            errors.refuse(RowError(error.key, error.message, place=place))
             continue
         columns = values if columns is None else columns
         yield TableRow(path, number, values, columns)

@@ -76,11 +76,7 @@ def _check_metrics(path: epath.Path) -> str:
     good, damaged = len(parsed.good), len(parsed.damaged)
     if damaged:
         raise UserError(
-            "metrics.damaged",
-            "{damaged} of {lines} lines are damaged",
-            place=path,
-            damaged=damaged,
-            lines=good + damaged,
+            "metrics.damaged", f"{damaged} of {good + damaged} lines are damaged", place=path
         )
     return f"{good} lines"
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import pydantic
 
-from bert_jax.errors import SettingError, did_you_mean
+from bert_jax.errors import SettingError, commas, did_you_mean
 from bert_jax.model.architecture import Activation, EncoderArchitecture
 from bert_jax.model.section import HeadsSection, ProblemName, TaskName
 from bert_jax.section import Section
@@ -177,12 +177,8 @@ class HfConfig(Section):
         for key, (kinds, allowed) in _UNREAD.items():
             found = values.get(key) if isinstance(values, Mapping) else None
             if found is not None and type(found) not in kinds:
-                raise SettingError(
-                    "import.setting_type",
-                    "found {found}, allowed: {allowed}",
-                    place=key,
-                    found=f"{found!s:.60}",
-                    allowed=allowed,
+                raise SettingError.wrong(
+                    "import.setting_type", f"{found!s:.60}", allowed, place=key
                 )
         return values
 
@@ -192,10 +188,8 @@ class HfConfig(Section):
         if not isinstance(name, str) or name not in ACTIVATIONS:
             raise SettingError(
                 "import.activation",
-                'found "{found}", allowed: {allowed}{hint}',
-                found=f"{name!s:.60}",
-                allowed=list(ACTIVATIONS),
-                hint=did_you_mean(str(name), ACTIVATIONS),
+                f'found "{name!s:.60}", allowed: '
+                f"{commas(ACTIVATIONS)}{did_you_mean(str(name), ACTIVATIONS)}",
             )
         return ACTIVATIONS[name]
 
@@ -203,10 +197,8 @@ class HfConfig(Section):
     @classmethod
     def _numbered(cls, named: dict[str, str | int] | None) -> dict[str, str | int] | None:
         if named is not None and named.keys() != {str(index) for index in range(len(named) or 1)}:
-            raise SettingError(
-                "import.label_numbers",
-                "found labels for {found}, allowed: labels for 0, 1, 2, …",
-                found=list(named),
+            raise SettingError.wrong(
+                "import.label_numbers", f"labels for {commas(named)}", "labels for 0, 1, 2, …"
             )
         return named
 

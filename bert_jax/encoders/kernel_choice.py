@@ -55,9 +55,9 @@ def choose(
     if device.platform == "tpu":
         raise UserError(
             "model.fused_device",
-            "found fused on {found}, allowed only on v4, v5e, v5p and v6e. Use xla here.",
+            f"found fused on {device.device_kind}, allowed only on v4, v5e, v5p and v6e. Use xla "
+            "here.",
             place=key,
-            found=device.device_kind,
         )
     # For tests.
     return Choice("fused", f"set by {key}; without a TPU, the slow Pallas interpreter runs it")
@@ -73,21 +73,17 @@ def _choose_cudnn(asked: str, device: Any, limit: Limit | None) -> Choice:
         return Choice("cudnn", f"cuDNN's kernel on {device.device_kind}")
     raise UserError(
         "model.cudnn_device",
-        "found cudnn on {found}, allowed only on NVIDIA GPUs from Ampere on. Use auto here.",
+        f"found cudnn on {device.device_kind}, allowed only on NVIDIA GPUs from Ampere on. Use "
+        "auto here.",
         place="model.execution.attention",
-        found=device.device_kind,
     )
 
 
 def _unsupported(part: Part, asked: str, limit: Limit) -> UserError:
     return UserError(
         "model.kernel_limit",
-        "found {kernel} with {found}, allowed: {allowed}, or {part}: xla",
+        f"found {asked} with {limit.found}, allowed: {limit.allowed}, or {part}: xla",
         place=f"model.execution.{part}",
-        kernel=asked,
-        found=limit.found,
-        allowed=limit.allowed,
-        part=part,
     )
 
 

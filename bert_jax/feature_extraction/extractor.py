@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from bert_jax.data.rows.collate import collate_tokens
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.feature_extraction.texts import EncodedText, InputText, encode
 from bert_jax.files.read import is_whole
 from bert_jax.inference.bucketed import InferenceModel, check_batch_size
@@ -73,33 +73,25 @@ def select_layers(text: str | None, *, depth: int) -> LayerSelection:
         if "last-four" in text and depth < 4:
             raise UserError(
                 "features.too_few_layers",
-                'found "{found}", but the model has {depth} layers. Use last, sum-all, or numbers '
-                "from 0 to {depth}, separated by commas.",
+                f'found "{text}", but the model has {depth} layers. Use last, sum-all, or numbers '
+                f"from 0 to {depth}, separated by commas.",
                 place="--layers",
-                found=text,
-                depth=depth,
             )
         return named[text]
     numbers = [part.strip() for part in text.split(",")]
     if not all(map(is_whole, numbers)):
         raise UserError(
             "features.layers",
-            'found "{found}", allowed: {allowed}, or numbers from 0 (the embeddings) to {depth}, '
-            "separated by commas{hint}",
+            f'found "{text}", allowed: {commas(named)}, or numbers from 0 (the embeddings) to '
+            f"{depth}, separated by commas{did_you_mean(text, list(named))}",
             place="--layers",
-            found=text,
-            allowed=list(named),
-            depth=depth,
-            hint=did_you_mean(text, list(named)),
         )
     states = tuple(map(int, numbers))
     if max(states) > depth:
         raise UserError(
             "features.layer",
-            "found {found}, allowed: 0 (the embeddings) to {depth} (the last layer)",
+            f"found {max(states)}, allowed: 0 (the embeddings) to {depth} (the last layer)",
             place="--layers",
-            found=max(states),
-            depth=depth,
         )
     return LayerSelection(text, states)
 
@@ -145,10 +137,8 @@ def settings_for(
     if max_length is not None and not 4 <= max_length <= positions:
         raise UserError(
             "features.max_length",
-            "found {found}, allowed: 4 to {positions}, the model's positions",
+            f"found {max_length}, allowed: 4 to {positions}, the model's positions",
             place="--max-length",
-            found=max_length,
-            positions=positions,
         )
     trained = heads.embedding if level == "sentence" and layers is None and pool is None else None
     return ExtractionSettings(
@@ -170,10 +160,9 @@ def _prefix(
     if embedding is None:
         raise UserError(
             "features.prompt",
-            "found {found}, but the model was not trained on queries and passages. Omit "
-            "the prompt.",
+            f"found {prompt}, but the model was not trained on queries and passages. Omit the "
+            "prompt.",
             place="--prompt",
-            found=prompt,
         )
     return embedding.query_prefix if prompt == "query" else embedding.passage_prefix
 

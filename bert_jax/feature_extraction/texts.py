@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.data.rows.collate import assemble
 from bert_jax.data.tables import SUFFIXES as TABLES
 from bert_jax.data.tables import TableRow, read_lines, read_table
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas, one_of
 from bert_jax.text import Tokenizer
 from bert_jax.text.word_starts import continuations
 
@@ -67,13 +67,7 @@ class EncodedText(NamedTuple):
 def wrong_suffix(path: Path, allowed: Sequence[str]) -> UserError:
     """Returns the error for a file name with an unsupported suffix."""
     found = path.suffix or "no suffix"
-    return UserError(
-        "features.suffix",
-        "found {found}, allowed: {allowed}",
-        place=path,
-        found=found,
-        allowed=list(allowed),
-    )
+    return UserError.wrong("features.suffix", found, commas(allowed), place=path)
 
 
 def encode(
@@ -108,10 +102,8 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
         option, name = next(iter(columns.asked.items()))
         raise UserError(
             "features.column_of_text",
-            'found "{found}", but a .txt has no columns, allowed: with {allowed:or}',
+            f'found "{name}", but a .txt has no columns, allowed: with {one_of(TABLES)}',
             place=option,
-            found=name,
-            allowed=TABLES,
         )
     for number, line in read_lines(path):
         yield InputText(number, line)

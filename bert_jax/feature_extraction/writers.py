@@ -32,10 +32,7 @@ def check_output(path: Path, *, force: bool) -> None:
         raise output_exists(path)
     if not path.parent.is_dir():
         raise UserError(
-            "output.no_directory",
-            "no directory {found}. Create it first.",
-            place=path,
-            found=path.parent,
+            "output.no_directory", f"no directory {path.parent}. Create it first.", place=path
         )
 
 

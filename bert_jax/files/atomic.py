@@ -61,9 +61,8 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
             raise
         raise UserError(
             "disk.full",
-            "{reason} while writing. Make room and run the command again.",
+            f"{reason.lower()} while writing. Make room and run the command again.",
             place=path,
-            reason=reason.lower(),
         ) from error
 
 
@@ -80,7 +79,7 @@ def write_errors(path: epath.PathLike) -> Iterator[None]:
 def unwritable(path: epath.PathLike, error: OSError) -> UserError:
     """Returns the error for a file or directory that cannot be written."""
     reason = error.strerror or str(error)
-    return UserError("file.unwritable", "cannot be written ({reason})", place=path, reason=reason)
+    return UserError("file.unwritable", f"cannot be written ({reason})", place=path)
 
 
 def full_disk(error: Exception) -> str | None:
@@ -269,10 +268,9 @@ def _require_ours(path: pathlib.Path, ours: Callable[[pathlib.Path], Sequence[st
     if foreign:
         raise UserError(
             "output.foreign",
-            "found {found}. --force replaces only an empty directory or one that the same verb has "
-            "written. Choose another path, or delete this one yourself.",
+            f"found {foreign[0]}. --force replaces only an empty directory or one that the same "
+            "verb has written. Choose another path, or delete this one yourself.",
             place=path,
-            found=foreign[0],
         )
 
 

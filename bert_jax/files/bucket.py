@@ -130,10 +130,8 @@ class Bucket(GCSFileSystem):
             reason = str(error).splitlines()[-1]
             return UserError(
                 "bucket.no_permission",
-                "no permission ({reason}). Grant roles/storage.objectUser on {bucket}.",
+                f"no permission ({reason}). Grant roles/storage.objectUser on {bucket}.",
                 place=where,
-                reason=reason,
-                bucket=bucket,
             )
         # If the bucket exists, listing it or starting an upload never returns 404.
         starts = address["name"] is None and "upload_id=" not in address.string

@@ -94,10 +94,8 @@ def wrong_hash(path: epath.PathLike, *, found: str, expected: str) -> UserError:
     """Returns the error for a file whose SHA-256 differs from the recorded one."""
     return UserError(
         "file.damaged",
-        "damaged: its SHA-256 is {found}, expected: {expected}. Copy or make it again.",
+        f"damaged: its SHA-256 is {found}, expected: {expected}. Copy or make it again.",
         place=path,
-        found=found,
-        expected=expected,
     )
 
 

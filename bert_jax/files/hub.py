@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bert_jax.errors import UserError, first_line, not_installed
+from bert_jax.errors import UserError, commas, first_line, not_installed, one_of
 from bert_jax.files.read import no_such_file, sha256_of
 from bert_jax.narration import doing
 from bert_jax.places import DATASETS
@@ -60,9 +60,8 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
     if match is None:
         raise UserError(
             "hub.dataset_name",
-            "not the name of a dataset, allowed: {allowed}",
+            f"not the name of a dataset, allowed: {DATASETS}OWNER/NAME[@REVISION][/FILE]",
             place=source,
-            allowed=f"{DATASETS}OWNER/NAME[@REVISION][/FILE]",
         )
     name, revision, file = match["name"], match["revision"], match["file"]
     words = _ROLES.get(role, (role,))
@@ -83,11 +82,9 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
             raise no_such_file(source)
         raise UserError(
             "hub.tables",
-            "found {found}, allowed: one table with {words:or} in its name. Name a file: {form}.",
+            f"found {commas(found)}, allowed: one table with {one_of(words)} in its name. Name a "
+            f"file: {DATASETS}{name}/FILE.",
             place=source,
-            found=found or "none",
-            words=words,
-            form=f"{DATASETS}{name}/FILE",
         )
     return HubFile(name, directory.name, found[0], directory / found[0])
 
@@ -132,64 +129,40 @@ def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[No
         page = f"{server}/{name}" if kind == "model" else f"{server}/{kind}s/{name}"
         raise UserError(
             "hub.gated",
-            "its owner grants access on request. Accept the terms at {page}, then run `hf auth "
+            f"its owner grants access on request. Accept the terms at {page}, then run `hf auth "
             "login` or set HF_TOKEN.",
             place=name,
-            page=page,
         ) from None
     except errors.RevisionNotFoundError:
-        raise UserError(
-            "hub.revision",
-            "no revision {found} on {server}",
-            place=name,
-            found=revision,
-            server=server,
-        ) from None
+        raise UserError("hub.revision", f"no revision {revision} on {server}", place=name) from None
     except errors.RepositoryNotFoundError:
         raise UserError(
             "hub.not_found",
-            "no such {what} {searched:or}. If it is private, run `hf auth login` or set HF_TOKEN.",
+            f"no such {kind} {one_of([*here, f'on {server}'])}. If it is private, run `hf auth "
+            "login` or set HF_TOKEN.",
             place=name,
-            what=kind,
-            searched=[*here, f"on {server}"],
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         searched = [*here, "in the cache"]
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise UserError(
                 "hub.offline",
-                "no such {what} {searched:or}, and HF_HUB_OFFLINE is set",
+                f"no such {kind} {one_of(searched)}, and HF_HUB_OFFLINE is set",
                 place=name,
-                what=kind,
-                searched=searched,
             ) from None
         raise UserError(
             "hub.not_cached",
-            "no such {what} {searched:or}, and {server} does not answer. Check the name and the "
-            "network, or use a directory on this machine.",
+            f"no such {kind} {one_of(searched)}, and {server} does not answer. Check the name and "
+            "the network, or use a directory on this machine.",
             place=name,
-            what=kind,
-            searched=searched,
-            server=server,
         ) from None
     except errors.HFValidationError as error:
-        raise UserError("hub.name", "{reason}", place=name, reason=first_line(error)) from None
+        raise UserError("hub.name", f"{first_line(error)}", place=name) from None
     except errors.HfHubHTTPError as error:
         code = getattr(error.response, "status_code", "an error")
         hint = ". Run `hf auth login` or set HF_TOKEN." if code in (401, 403) else ""
-        raise UserError(
-            "hub.response",
-            "{server} answered {status}{hint}",
-            place=name,
-            server=server,
-            status=code,
-            hint=hint,
-        ) from None
+        raise UserError("hub.response", f"{server} answered {code}{hint}", place=name) from None
     except errors.HTTPError as error:  # pyright: ignore[reportPrivateImportUsage]
         raise UserError(
-            "hub.no_answer",
-            "{server} does not answer ({reason})",
-            place=name,
-            server=server,
-            reason=first_line(error),
+            "hub.no_answer", f"{server} does not answer ({first_line(error)})", place=name
         ) from None

@@ -211,8 +211,8 @@ class ObjectLock:
         if self._generation is None:
             raise LockLost(
                 "lock.lost",
-                "another process has taken the lock, which was not renewed for {seconds:.0f} s",
-                seconds=self._timeout_seconds,
+                "another process has taken the lock, which was not renewed for "
+                f"{self._timeout_seconds:.0f} s",
             )
 
     def give_back(self) -> None:
@@ -294,15 +294,13 @@ def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
         taken = lock.take()
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(
-            "lock.unusable", "cannot be locked ({reason})", place=what, reason=reason
-        ) from error
+        raise UserError("lock.unusable", f"cannot be locked ({reason})", place=what) from error
     if not taken:
         raise UserError(
             "lock.held",
-            "another process is writing there (host and process {holder}), allowed: one at a time",
+            f"another process is writing there (host and process {lock.holder or 'unknown'}), "
+            "allowed: one at a time",
             place=what,
-            holder=lock.holder or "unknown",
         )
 
 

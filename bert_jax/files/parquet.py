@@ -31,19 +31,13 @@ def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFil
             file = pq.ParquetFile(raw, page_checksum_verification=True, **options)
             names = file.schema_arrow.names
             if twice := [name for name in names if names.count(name) > 1]:
-                raise UserError(
-                    "parquet.column_twice",
-                    'found the column "{found}" twice, allowed: once',
-                    place=path,
-                    found=twice[0],
+                raise UserError.wrong(
+                    "parquet.column_twice", f'the column "{twice[0]}" twice', "once", place=path
                 )
             yield file
     except (pa.ArrowException, OSError) as error:
         raise UserError(
-            "parquet.unreadable",
-            "cannot be read as Parquet ({reason})",
-            place=path,
-            reason=first_line(error),
+            "parquet.unreadable", f"cannot be read as Parquet ({first_line(error)})", place=path
         ) from error
 
 
@@ -75,7 +69,6 @@ def _refuse_row(path: epath.PathLike, batch: Any, *, first: int) -> None:
         except (ValueError, OverflowError) as error:
             raise UserError(
                 "parquet.value",
-                "found a value that cannot be read ({reason})",
+                f"found a value that cannot be read ({first_line(error)})",
                 place=f"{path}: row {first + row}",
-                reason=first_line(error),
             ) from None

@@ -42,7 +42,7 @@ def require_file(path: epath.PathLike) -> None:
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(mode):
         found = "a directory" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
-        raise UserError("file.kind", "found {found}, allowed: a file", place=path, found=found)
+        raise UserError.wrong("file.kind", found, "a file", place=path)
 
 
 def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
@@ -59,12 +59,7 @@ def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     if len(content) > limit:
-        raise UserError(
-            "file.too_large",
-            "larger than the limit of {allowed:,} bytes",
-            place=path,
-            allowed=limit,
-        )
+        raise UserError("file.too_large", f"larger than the limit of {limit:,} bytes", place=path)
     return content  # pyright: ignore[reportReturnType] (typed as text by epath)
 
 
@@ -95,9 +90,8 @@ def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Ite
                 if len(line) > limit:
                     raise UserError(
                         "file.line_too_long",
-                        "longer than the limit of {allowed:,} characters",
+                        f"longer than the limit of {limit:,} characters",
                         place=f"{path}: line {number}",
-                        allowed=limit,
                     )
                 yield line
     except UnicodeDecodeError as error:
@@ -126,12 +120,7 @@ def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str,
     """Parses a JSON object. Raises UserError like `parse_json`, and for any other JSON value."""
     content = parse_json(text, allowed=allowed)
     if not isinstance(content, dict):
-        raise UserError(
-            "json.kind",
-            "found {found}, allowed: {allowed}",
-            found=_JSON_KINDS.get(type(content), "a number"),
-            allowed=allowed,
-        )
+        raise UserError.wrong("json.kind", _JSON_KINDS.get(type(content), "a number"), allowed)
     return content
 
 
@@ -148,17 +137,12 @@ def parse_json(text: str, *, allowed: str = "JSON") -> Any:
             json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f" in line {error.lineno}" if "\n" in text else ""
-        raise UserError(
-            "json.invalid",
-            "found no JSON ({reason}), allowed: {allowed}",
-            reason=f"{error.msg}{where}",
-            allowed=allowed,
-        ) from None
+        raise UserError.wrong("json.invalid", f"no JSON ({error.msg}{where})", allowed) from None
     except UnicodeEncodeError as error:
         raise UserError(
             "json.surrogate",
-            "found {found}, half of a surrogate pair, allowed: whole characters",
-            found=f"\\u{ord(error.object[error.start]):04x}",
+            f"found \\u{ord(error.object[error.start]):04x}, half of a surrogate pair, allowed: "
+            "whole characters",
         ) from None
     except RecursionError:
         raise _too_deep() from None
@@ -172,18 +156,14 @@ def parse_json(text: str, *, allowed: str = "JSON") -> Any:
 
 
 def _too_deep() -> UserError:
-    return UserError(
-        "json.depth", "JSON nested deeper than the limit of {allowed}", allowed=MAX_DEPTH
-    )
+    return UserError("json.depth", f"JSON nested deeper than the limit of {MAX_DEPTH}")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = collections.Counter(name for name, _ in pairs).most_common(1)
-        raise UserError(
-            "json.key_twice", "found the key {found} twice, allowed: once", found=shown(twice)
-        )
+        raise UserError.wrong("json.key_twice", f"the key {shown(twice)} twice", "once")
     return found
 
 
@@ -194,11 +174,8 @@ def is_whole(text: str) -> bool:
 
 def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise UserError(
-            "json.digits",
-            "found a number of {found:,} digits, allowed: at most {allowed}",
-            found=len(digits),
-            allowed=MAX_DIGITS,
+        raise UserError.wrong(
+            "json.digits", f"a number of {len(digits):,} digits", f"at most {MAX_DIGITS}"
         )
     return int(digits)
 
@@ -215,9 +192,7 @@ def shown(value: Any, *, most: int = 60) -> str:
 
 def no_such_file(path: epath.PathLike, *, hint: str = "") -> UserError:
     """Returns the error for a missing file, with a hint, for example from `did_you_mean`."""
-    return UserError(
-        "file.missing", "no such file{within}{hint}", place=path, within=within(path), hint=hint
-    )
+    return UserError("file.missing", f"no such file{within(path)}{hint}", place=path)
 
 
 def not_utf8(place: str, error: UnicodeDecodeError) -> UserError:
@@ -226,18 +201,13 @@ def not_utf8(place: str, error: UnicodeDecodeError) -> UserError:
 
 
 def _not_utf8(place: str, byte: int) -> UserError:
-    return UserError(
-        "file.not_utf8",
-        "found byte 0x{found:02x}{hint}, allowed: UTF-8",
-        place=place,
-        found=byte,
-        hint=", as in UTF-16" if byte >= 0xFE else "",
-    )
+    hint = ", as in UTF-16" if byte >= 254 else ""
+    return UserError.wrong("file.not_utf8", f"byte 0x{byte:02x}{hint}", "UTF-8", place=place)
 
 
 def _unreadable(path: epath.PathLike, error: Exception) -> UserError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return UserError("file.unreadable", "cannot be read ({reason})", place=path, reason=reason)
+    return UserError("file.unreadable", f"cannot be read ({reason})", place=path)
 
 
 def _no_utf8(path: Path, error: UnicodeDecodeError, limit: int) -> UserError:

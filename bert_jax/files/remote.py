@@ -38,10 +38,8 @@ class _Absent(fsspec.AbstractFileSystem):
             raise not_installed(client, "hf://", extra="hub")
         raise UserError(
             "install.client",
-            "not installed, but {scheme}:// needs it. Run `pip install {client}`.",
+            f"not installed, but {name}:// needs it. Run `pip install {client}`.",
             place=client,
-            scheme=name,
-            client=client,
         )
 
 
@@ -83,9 +81,7 @@ def require_place(path: epath.PathLike, *, hub: str = "") -> None:
 def require_local(path: str, *, verb: str) -> None:
     """Raises UserError if a path of a verb is remote."""
     if is_remote(path):
-        raise UserError(
-            "path.not_local", 'found "{found}", allowed: a local path', place=verb, found=path
-        )
+        raise UserError.wrong("path.not_local", f'"{path}"', "a local path", place=verb)
 
 
 def absolute(path: str) -> str:

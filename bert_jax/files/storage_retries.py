@@ -93,11 +93,9 @@ class Outage:
             return None
         return RunStopped(
             "bucket.no_answer",
-            "no answer for {seconds:.0f} s ({reason}). When it answers again, run the same command "
-            "to resume.",
+            f"no answer for {seconds:.0f} s ({self._reason}). When it answers again, run the same "
+            "command to resume.",
             place=self._where,
-            seconds=seconds,
-            reason=self._reason,
         )
 
     def result(self, future: concurrent.futures.Future[Result]) -> Result:
@@ -114,18 +112,14 @@ OUTAGE: Final = Outage()
 def no_credentials(place: object) -> NoCredentials:
     """Returns the error for a machine without credentials for Google Cloud."""
     return NoCredentials(
-        "gcp.no_credentials", "no credentials for Google Cloud. {login}", place=place, login=_LOGIN
+        "gcp.no_credentials", f"no credentials for Google Cloud. {_LOGIN}", place=place
     )
 
 
 def credentials_refused(place: object, reason: str) -> NoCredentials:
     """Returns the error for credentials that Google Cloud refuses."""
     return NoCredentials(
-        "gcp.credentials",
-        "no valid credentials ({reason}). {login}",
-        place=place,
-        reason=reason,
-        login=_LOGIN,
+        "gcp.credentials", f"no valid credentials ({reason}). {_LOGIN}", place=place
     )
 
 
@@ -133,9 +127,8 @@ def no_such_bucket(bucket: str) -> UserError:
     """Returns the error for a missing ``gs://bucket``."""
     return UserError(
         "bucket.missing",
-        "no such bucket. Create it with `gcloud storage buckets create {bucket}`.",
+        f"no such bucket. Create it with `gcloud storage buckets create {bucket}`.",
         place=bucket,
-        bucket=bucket,
     )
 
 

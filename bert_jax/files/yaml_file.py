@@ -60,11 +60,8 @@ class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of 
             if not isinstance(key, yaml.ScalarNode):
                 raise UserError("yaml.key", "found a key that is not text", place=_line(key))
             if key.value in mapping:
-                raise UserError(
-                    "yaml.key_twice",
-                    "found the key {found} twice, allowed: once",
-                    place=_line(key),
-                    found=shown(key.value),
+                raise UserError.wrong(
+                    "yaml.key_twice", f"the key {shown(key.value)} twice", "once", place=_line(key)
                 )
             mapping[key.value] = self.construct_object(value, deep=deep)
         return mapping
@@ -74,18 +71,15 @@ class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of 
         if len(node.value) > MAX_DIGITS:
             raise UserError(
                 "yaml.digits",
-                "found a number with more than {allowed} digits, the limit",
+                f"found a number with more than {MAX_DIGITS} digits, the limit",
                 place=_line(node),
-                allowed=MAX_DIGITS,
             )
         if _SURPRISING.fullmatch(node.value):
             raise UserError(
                 "yaml.number",
-                "found {found}, which YAML reads as {meaning}, allowed: a number without leading "
-                "zeros and colons, or a text in quotes",
+                f"found {node.value}, which YAML reads as {self._number(node)}, allowed: a number "
+                "without leading zeros and colons, or a text in quotes",
                 place=_line(node),
-                found=node.value,
-                meaning=self._number(node),
             )
         return self._number(node)
 
@@ -94,11 +88,8 @@ class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of 
             make = self.construct_yaml_int if node.tag == _INT else self.construct_yaml_float
             return make(node)
         except ValueError:  # such as 0b_
-            raise UserError(
-                "yaml.number",
-                "found {found}, allowed: a number",
-                place=_line(node),
-                found=shown(node.value),
+            raise UserError.wrong(
+                "yaml.number", shown(node.value), "a number", place=_line(node)
             ) from None
 
 
@@ -122,32 +113,24 @@ def _check_events(text: str) -> None:
         if count == MAX_EVENTS:
             raise UserError(
                 "yaml.values",
-                "found more than {allowed:,} values, the limit",
+                f"found more than {MAX_EVENTS:,} values, the limit",
                 place=_line(event),
-                allowed=MAX_EVENTS,
             )
         if isinstance(event, yaml.AliasEvent):
             raise UserError(
                 "yaml.alias",
-                "found the alias *{found}. Write its values instead.",
+                f"found the alias *{event.anchor}. Write its values instead.",
                 place=_line(event),
-                found=event.anchor,
             )
         if getattr(event, "tag", None) is not None:
-            raise UserError(
-                "yaml.tag",
-                "found the tag {found}, allowed: plain values",
-                place=_line(event),
-                found=event.tag,
+            raise UserError.wrong(
+                "yaml.tag", f"the tag {event.tag}", "plain values", place=_line(event)
             )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
                 raise UserError(
-                    "yaml.depth",
-                    "nested deeper than the limit of {allowed}",
-                    place=_line(event),
-                    allowed=MAX_DEPTH,
+                    "yaml.depth", f"nested deeper than the limit of {MAX_DEPTH}", place=_line(event)
                 )
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
@@ -183,7 +166,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 def _not_yaml(place: str, reason: str) -> UserError:
     """Returns the error for a text that is not YAML."""
-    return UserError("yaml.invalid", "not YAML ({reason})", place=place, reason=reason)
+    return UserError("yaml.invalid", f"not YAML ({reason})", place=place)
 
 
 class _Dumper(yaml.SafeDumper):

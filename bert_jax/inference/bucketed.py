@@ -28,13 +28,7 @@ _MOST_ROWS: Final = 1 << 20
 def check_batch_size(rows: int | None) -> None:
     """Raises UserError for a ``--batch-size`` that no device can have."""
     if rows is not None and not 1 <= rows <= _MOST_ROWS:
-        raise UserError(
-            "batch_size.range",
-            "found {found}, allowed: 1 to {most}",
-            place="--batch-size",
-            found=rows,
-            most=_MOST_ROWS,
-        )
+        raise UserError.wrong("batch_size.range", rows, f"1 to {_MOST_ROWS}", place="--batch-size")
 
 
 # On a CPU, the activations of a batch with this number of positions fit into the cache. With four

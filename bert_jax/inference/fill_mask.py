@@ -43,10 +43,9 @@ class MaskFiller:
         if not 1 <= top_k <= model.tokenizer.vocab_size:
             raise UserError(
                 "fill_mask.top_k",
-                "found {found}, allowed: 1 to {pieces}, the size of the vocabulary",
+                f"found {top_k}, allowed: 1 to {model.tokenizer.vocab_size}, the size of the "
+                "vocabulary",
                 place="--top-k",
-                found=top_k,
-                pieces=model.tokenizer.vocab_size,
             )
         self._tokenizer, self._params = model.tokenizer, model.loaded.params
         self._positions = model.architecture.max_position_embeddings
@@ -68,10 +67,8 @@ class MaskFiller:
         if longest > self._positions:
             raise UserError(
                 "fill_mask.too_long",
-                "found a text of {found} pieces, allowed: up to {allowed}",
+                f"found a text of {longest} pieces, allowed: up to {self._positions}",
                 place="fill-mask",
-                found=longest,
-                allowed=self._positions,
             )
         masks = [np.flatnonzero(np.equal(ids, self._tokenizer.special.mask)) for ids in encoded]
         # Pad the number of masks to a power of two, so that few shapes are compiled.

@@ -40,19 +40,17 @@ class FlaxFile:
         except Exception as error:  # a damaged file can raise any exception
             raise UserError(
                 "weights.flax_damaged",
-                "cannot be read as a file of Flax ({reason}). If the download was cut off, repeat "
-                "it.",
+                f"cannot be read as a file of Flax ({first_line(error)}). If the download was cut "
+                "off, repeat it.",
                 place=path,
-                reason=first_line(error),
             ) from error
         self._arrays: dict[str, np.ndarray] = {}
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray):
                 raise UserError(
                     "weights.no_arrays",
-                    "found no array at {name}, allowed: nested names of arrays",
+                    f"found no array at {shown(name)}, allowed: nested names of arrays",
                     place=path,
-                    name=shown(name),
                 )
             theirs, tensor = _renamed(name, array)
             self._arrays[theirs] = tensor

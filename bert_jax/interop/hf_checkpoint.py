@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.encoders.hf_format import ClassHeads, HfFormat
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean, one_of
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, shown
 from bert_jax.interop import hf_config, tensor_conversion
@@ -52,10 +52,8 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
     if tokenizer.vocab_size > architecture.vocab_size:
         raise UserError(
             "import.vocab_size",
-            "found {found}, but the tokenizer has {pieces} pieces",
+            f"found {architecture.vocab_size}, but the tokenizer has {tokenizer.vocab_size} pieces",
             place=f"{source}: vocab_size",
-            found=architecture.vocab_size,
-            pieces=tokenizer.vocab_size,
         )
     weights = HfWeights(directory, found.format)
     heads = _heads_found(weights, found, source)
@@ -138,11 +136,9 @@ def _choose(
             return each, wanted
     raise UserError(
         "export.class_unknown",
-        'found "{found}", allowed with these heads: {allowed}{hint}',
+        f'found "{name}", allowed with these heads: '
+        f"{commas(allowed)}{did_you_mean(str(name), allowed)}",
         place="--as",
-        found=name,
-        allowed=list(allowed),
-        hint=did_you_mean(str(name), allowed),
     )
 
 
@@ -153,10 +149,10 @@ def _refuse_adapter(directory: Path) -> None:
         values = read_json_object(epath.Path(path))
         raise UserError(
             "import.adapter",
-            "found a PEFT adapter of {base}, which is not a whole model. Merge it in Python with "
-            "merge_and_unload(), save the merged model with save_pretrained(), and import that.",
+            f"found a PEFT adapter of {shown(values.get('base_model_name_or_path'))}, which is "
+            "not a whole model. Merge it in Python with merge_and_unload(), save the merged "
+            "model with save_pretrained(), and import that.",
             place=path,
-            base=shown(values.get("base_model_name_or_path")),
         )
 
 
@@ -171,10 +167,9 @@ def _check_tied(
     if heads.mlm and missing and not found.config.tie_word_embeddings:
         raise UserError(
             "import.untied_decoder",
-            "found false, but the weights lack {tensor}. Set it to true if the decoder is the "
-            "embedding table. Other decoders cannot be imported.",
+            f"found false, but the weights lack {missing[0]}. Set it to true if the decoder is "
+            "the embedding table. Other decoders cannot be imported.",
             place=f"{source}: tie_word_embeddings",
-            tensor=missing[0],
         )
 
 
@@ -187,12 +182,9 @@ def _check_labels(weights: HfWeights, format: HfFormat, heads: HeadsSection, sou
     if shape and shape[0] != len(heads.labels):
         raise UserError(
             "import.label_count",
-            "found {found} labels, but {tensor} has {outputs} outputs. Name all of them in "
-            "id2label, or set num_labels to {outputs}.",
+            f"found {len(heads.labels)} labels, but {last} has {shape[0]} outputs. Name all of "
+            f"them in id2label, or set num_labels to {shape[0]}.",
             place=f"{source}: id2label",
-            found=len(heads.labels),
-            tensor=last,
-            outputs=shape[0],
         )
 
 
@@ -215,18 +207,18 @@ def _heads_found(weights: HfWeights, found: hf_config.HfModelConfig, source: Pat
     promised, config, format = found.heads, found.config, found.format
     task_weights = {rule.theirs for rules in format.tasks.values() for rule in rules if rule.matrix}
     if promised.task is None and (stray := sorted(task_weights & weights.specs.keys())):
-        raise UserError(
-            "import.class_without_head",
-            "found {found}, but the weights have {tensor}. Name the class that was fine-tuned: "
-            "{allowed:or}.",
-            place=f"{source}: architectures",
-            found=found.name,
-            tensor=stray[0],
-            allowed=[
+        allowed = one_of(
+            [
                 name
                 for name, (_, heads) in format.class_names(config.model_type).items()
                 if heads.task
-            ],
+            ]
+        )
+        raise UserError(
+            "import.class_without_head",
+            f"found {found.name}, but the weights have {stray[0]}. Name the class that was "
+            f"fine-tuned: {allowed}.",
+            place=f"{source}: architectures",
         )
     rules = format.names(weights.prefix, None)
 

@@ -13,7 +13,7 @@ from bert_jax.encoders.hf_format import (
     HfFormat,
 )
 from bert_jax.encoders.registry import SECTIONS, encoder_module
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.files.read import read_json_object
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
@@ -53,11 +53,8 @@ def read_config(path: Path) -> HfModelConfig:
     if found not in formats:
         raise UserError(
             "import.model_type",
-            'found "{found}", allowed: {allowed}{hint}',
+            f'found "{found:.60}", allowed: {commas(formats)}{did_you_mean(found, formats)}',
             place=f"{path}: model_type",
-            found=f"{found:.60}",
-            allowed=list(formats),
-            hint=did_you_mean(found, formats),
         )
     chosen = formats[found]
     config = validate(chosen.config, values, source=str(path))
@@ -67,21 +64,15 @@ def read_config(path: Path) -> HfModelConfig:
     if name not in classes:
         raise UserError(
             "import.class_unknown",
-            'found "{found}", allowed: {allowed}{hint}',
+            f'found "{name:.60}", allowed: {commas(classes)}{did_you_mean(name, classes)}',
             place=f"{path}: architectures",
-            found=f"{name:.60}",
-            allowed=list(classes),
-            hint=did_you_mean(name, classes),
         )
     heads = classes[name][1]
     if config.is_decoder != heads.causal:
         raise UserError(
             "import.is_decoder",
-            "found {found} in a file of class {name}, allowed: {allowed}",
+            f"found {config.is_decoder} in a file of class {name}, allowed: {heads.causal}",
             place=f"{path}: is_decoder",
-            found=config.is_decoder,
-            name=name,
-            allowed=heads.causal,
         )
     return HfModelConfig(chosen, name, heads, config)
 

@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.encoders.hf_format import HfFormat
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import UserError, commas, first_line, one_of
 from bert_jax.files.read import read_json_object, require_file, shown
 from bert_jax.interop.flax_file import FLAX_WEIGHTS, FlaxFile
 from bert_jax.interop.safetensors_file import DTYPES, WEIGHTS, SafetensorsFile
@@ -48,16 +48,15 @@ class TorchFile:
         except pickle.UnpicklingError as error:
             raise UserError(
                 "weights.pickled_objects",
-                "found Python objects besides tensors, and unpickling them can run any code. Use a "
-                "file with tensors alone, or a model.safetensors.",
+                "found Python objects besides tensors, and unpickling them can run any code. Use "
+                "a file with tensors alone, or a model.safetensors.",
                 place=path,
             ) from error
         except Exception as error:  # a damaged pickle can raise any exception
             raise UserError(
                 "weights.pytorch_damaged",
-                "cannot be read as a PyTorch file ({reason})",
+                f"cannot be read as a PyTorch file ({first_line(error)})",
                 place=path,
-                reason=first_line(error),
             ) from error
         if not isinstance(found, Mapping) or not all(map(torch.is_tensor, found.values())):
             raise UserError("weights.no_tensors", "found no dict of tensors", place=path)
@@ -79,28 +78,23 @@ def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
     if not isinstance(name, str) or kind not in DTYPES.values() or str(tensor.layout) != _DENSE:
         raise UserError(
             "tensor.layout",
-            "tensor {name} is {found} ({layout}), allowed: dense tensors of {allowed:or}",
+            f"tensor {shown(name)} is {kind} ({tensor.layout}), allowed: dense tensors of "
+            f"{one_of(DTYPES.values())}",
             place=path,
-            name=shown(name),
-            found=kind,
-            layout=str(tensor.layout),
-            allowed=list(DTYPES.values()),
         )
     if tensor.is_meta:
         raise UserError(
             "tensor.no_data",
-            "tensor {name} has no data in the file (device meta). Save the model again with its "
-            "weights.",
+            f"tensor {shown(name)} has no data in the file (device meta). Save the model again "
+            "with its weights.",
             place=path,
-            name=shown(name),
         )
     # An expanded view of a few stored numbers could need terabytes when it is read.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UserError(
             "tensor.larger_than_file",
-            "tensor {name} is larger than its data in the file",
+            f"tensor {shown(name)} is larger than its data in the file",
             place=path,
-            name=shown(name),
         )
     return TensorSpec(tuple(tensor.shape), np.dtype(kind))
 
@@ -170,10 +164,8 @@ class HfWeights:
             elif not np.array_equal(self.read(second), self.read(first)):
                 raise UserError(
                     "tensor.not_tied",
-                    "tensor {name} differs from {other}, but our model has one tensor for both",
+                    f"tensor {second} differs from {first}, but our model has one tensor for both",
                     place=self.path,
-                    name=second,
-                    other=first,
                 )
 
 
@@ -191,12 +183,8 @@ def _find(directory: Path) -> tuple[Path, Callable[[Path], TensorSource]]:
         for path in (directory / name, directory / (name + _INDEX)):
             if path.exists():
                 return path, reader
-    raise UserError(
-        "weights.missing",
-        "found no weights, allowed: {allowed}",
-        place=directory,
-        allowed=[each for name in _READERS for each in (name, name + _INDEX)],
-    )
+    allowed = commas([each for name in _READERS for each in (name, name + _INDEX)])
+    raise UserError.wrong("weights.missing", "no weights", allowed, place=directory)
 
 
 def _shards(index: Path) -> list[Path]:
@@ -211,9 +199,8 @@ def _shards(index: Path) -> list[Path]:
         if name not in beside:
             raise UserError(
                 "weights.shard_missing",
-                "names {missing}, which is not in the same directory",
+                f"names {shown(name)}, which is not in the same directory",
                 place=index,
-                missing=shown(name),
             )
     return [index.parent / name for name in sorted(set(names))]
 

@@ -73,9 +73,8 @@ def _with_casing(directory: Path, *, lower_case: bool) -> Tokenizer:
             if (directory / name).exists():
                 raise UserError(
                     "import.casing_known",
-                    "found {name}, which determines the casing. Omit --uncased and --cased.",
+                    f"found {name}, which determines the casing. Omit --uncased and --cased.",
                     place=directory,
-                    name=name,
                 )
         if (directory / MODEL_FILE).exists():
             return read_albert_model(directory / MODEL_FILE, lower_case=lower_case)

@@ -62,17 +62,16 @@ class SafetensorsFile:
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(
                 "weights.safetensors_damaged",
-                "cannot be read as a safetensors file ({reason}). If the download was cut off, "
+                f"cannot be read as a safetensors file ({error}). If the download was cut off, "
                 "repeat it.",
                 place=path,
-                reason=str(error),
             ) from error
         if checksum is not None and checksum != _sha256(path, checksum.encode()):
             raise UserError(
                 "weights.checksum",
-                "its SHA-256 differs from {name} in its metadata. Copy or export the file again.",
+                f"its SHA-256 differs from {_CHECKSUM} in its metadata. Copy or export the file "
+                "again.",
                 place=path,
-                name=_CHECKSUM,
             )
         for name, kind in kinds.items():
             if kind not in DTYPES:

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.encoders.hf_format import Rules, dense
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas, one_of
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import parse_json, read_json_object, read_text
 from bert_jax.interop import tensor_conversion
@@ -178,7 +178,7 @@ def _read_modules(directory: Path) -> dict[str, str]:
     try:
         listed = parse_json(read_text(epath.Path(path)))
     except UserError as error:
-        raise error if error.values.get("place") else error.with_place(str(path)) from None
+        raise error if error.place else error.with_place(str(path)) from None
     modules = [
         validate(ModuleEntry, each, source=f"{path}: module {number}")
         for number, each in enumerate(listed if isinstance(listed, list) else [listed])
@@ -187,12 +187,9 @@ def _read_modules(directory: Path) -> dict[str, str]:
     if found != [name for name in _STEPS if name not in _OPTIONAL or name in found]:
         raise UserError(
             "import.modules",
-            "found the modules {found}, allowed: {allowed}, in this order, with or without "
-            "{optional:or}",
+            f"found the modules {commas([f'{name:.60}' for name in found])}, allowed: "
+            f"{commas(_STEPS)}, in this order, with or without {one_of(_OPTIONAL)}",
             place=path,
-            found=[f"{name:.60}" for name in found],
-            allowed=_STEPS,
-            optional=_OPTIONAL,
         )
     inside = {each.name for each in directory.iterdir() if each.is_dir()}
     for module in modules:
@@ -201,10 +198,9 @@ def _read_modules(directory: Path) -> dict[str, str]:
         if module.path not in known or not is_folder_name(module.path):
             raise UserError(
                 "import.module_path",
-                'found "{found}" for {module}, allowed: a directory beside the file',
+                f'found "{module.path:.60}" for {module.name}, allowed: a directory beside the '
+                "file",
                 place=path,
-                found=f"{module.path:.60}",
-                module=module.name,
             )
     return {module.name: module.path for module in modules}
 
@@ -218,10 +214,9 @@ def _read_pooling(path: Path) -> Pool:
     if len(modes) != 1 or modes[0] not in tuple(_POOLS):
         raise UserError(
             "import.pooling",
-            "found the pooling {found}, allowed: one of {allowed}",
+            f"found the pooling {commas([f'{mode!s:.60}' for mode in modes])}, allowed: one of "
+            f"{commas(_POOLS)}",
             place=path,
-            found=[f"{mode!s:.60}" for mode in modes],
-            allowed=list(_POOLS),
         )
     if values.get("include_prompt", True) is not True:
         raise UserError(
@@ -253,13 +248,7 @@ def _read_dense(directory: Path) -> _Projection:
         ("use_residual", found.use_residual, False),
     ):
         if value != allowed:
-            raise UserError(
-                "import.dense",
-                "found {found}, allowed: {allowed}",
-                place=f"{config}: {key}",
-                found=value,
-                allowed=allowed,
-            )
+            raise UserError.wrong("import.dense", value, allowed, place=f"{config}: {key}")
     weights = directory / WEIGHTS
     if weights.exists() or not (directory / TORCH_WEIGHTS).exists():
         source: tensor_conversion.TensorSource = SafetensorsFile(weights)
@@ -325,10 +314,8 @@ def _read_settings(path: Path, *, normalize: bool) -> _ModelSettings:
     if name is not None and name not in prompts:
         raise UserError(
             "import.default_prompt",
-            'found "{found}", allowed: a name in prompts: {allowed}',
+            f'found "{name:.60}", allowed: a name in prompts: {commas(prompts)}',
             place=f"{path}: default_prompt_name",
-            found=f"{name:.60}",
-            allowed=list(prompts),
         )
     default = "" if name is None else prompts[name]
     notes, used = [], ("", query, passage, default)

@@ -41,10 +41,8 @@ def length_of_tokenizer(settings: Mapping[str, Any], *, source: str) -> float | 
     if found is not None and (type(found) not in (int, float) or not found >= _SHORTEST):
         raise UserError(
             "import.max_length",
-            "found {found}, allowed: a number of tokens, {least} or more",
+            f"found {shown(found)}, allowed: a number of tokens, {_SHORTEST} or more",
             place=f"{source}: model_max_length",
-            found=shown(found),
-            least=_SHORTEST,
         )
     return found
 

@@ -116,9 +116,7 @@ def push(directory: Path, name: str, *, private: bool, message: str) -> str:
     hub = library()
     name = name.removeprefix(MODELS)
     if _HUB_NAME.fullmatch(name) is None or "@" in name:
-        raise UserError(
-            "hub.push_name", 'found "{found}", allowed: owner/name', place="--push", found=name
-        )
+        raise UserError.wrong("hub.push_name", f'"{name}"', "owner/name", place="--push")
     with doing(f"pushing to {name}"), in_one_line(name, ""):
         api = hub.HfApi(endpoint=endpoint())
         api.create_repo(name, private=private, exist_ok=True)
@@ -180,11 +178,9 @@ def identify(source: str, *, cached: Path) -> Source:
         there, asked = differing(found, pinned["sha256"])
         raise UserError(
             "import.changed",
-            "its contents have the hash {found}, but {expected} is pinned after @. Omit @ and the "
+            f"its contents have the hash {there}, but {asked} is pinned after @. Omit @ and the "
             "hash to import the new contents.",
             place=directory,
-            found=there,
-            expected=asked,
         )
     return named(found)
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jax import export
 
 from bert_jax.encoders.build import encoder_builder
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.files.atomic import write_errors
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.interop.tensor_conversion import Params, TensorSpec, flatten, unflatten
@@ -173,19 +173,15 @@ def _choose(outputs: Sequence[str] | None, parts: Collection[str]) -> list[str]:
         return default_outputs(parts)
     allowed = [name for name, output in OUTPUTS.items() if output.part in parts]
     if not outputs:
-        raise UserError(
-            "export.no_outputs", "found none, allowed: {allowed}", place="outputs", allowed=allowed
-        )
+        raise UserError.wrong("export.no_outputs", "none", commas(allowed), place="outputs")
     for name in outputs:
         if name not in allowed:
             # If the name is correct but the model lacks the head, there is nothing to suggest.
+            hint = "" if name in OUTPUTS else did_you_mean(name, allowed)
             raise UserError(
                 "export.output_unknown",
-                'found "{found}", allowed for this model: {allowed}{hint}',
+                f'found "{name}", allowed for this model: {commas(allowed)}{hint}',
                 place="outputs",
-                found=name,
-                allowed=allowed,
-                hint="" if name in OUTPUTS else did_you_mean(name, allowed),
             )
     return [name for name in allowed if name in outputs]
 

@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.hf_format import NameRule
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.optim.optimizer import MomentsState
@@ -180,10 +180,8 @@ def read_params(
         if name not in wanted and reason_to_ignore(name, ignored) is None:
             raise UserError(
                 "tensor.unknown",
-                "tensor {name} is not part of this model{hint}",
+                f"tensor {name} is not part of this model{did_you_mean(name, wanted)}",
                 place=source.path,
-                name=name,
-                hint=did_you_mean(name, wanted),
             )
     for name, placement in wanted.items():
         _check_tensor(source, name, placement.shape)
@@ -193,9 +191,8 @@ def read_params(
         if not np.isfinite(found).all():
             raise UserError(
                 "tensor.not_finite",
-                "tensor {name} contains NaN or infinity, allowed: finite numbers",
+                f"tensor {name} contains NaN or infinity, allowed: finite numbers",
                 place=source.path,
-                name=name,
             )
         placement.put(arrays, found)
     return unflatten(arrays)
@@ -240,33 +237,24 @@ def _check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> No
     if found is None:
         raise UserError(
             "tensor.missing",
-            "tensor {name} is missing, but the model needs it{hint}",
+            f"tensor {name} is missing, but the model needs it{did_you_mean(name, source.specs)}",
             place=source.path,
-            name=name,
-            hint=did_you_mean(name, source.specs),
         )
     if found.dtype not in READABLE:
         raise wrong_type(source.path, name, found.dtype.name, [each.name for each in READABLE])
     if tuple(found.shape) != shape:
         raise UserError(
             "tensor.shape",
-            "tensor {name} has shape [{found}], but the configuration gives [{expected}]",
+            f"tensor {name} has shape [{commas(found.shape)}], but the configuration gives "
+            f"[{commas(shape)}]",
             place=source.path,
-            name=name,
-            found=list(found.shape),
-            expected=list(shape),
         )
 
 
 def wrong_type(path: str, name: str, found: str, allowed: Sequence[str]) -> UserError:
     """Returns the error for a tensor whose type cannot be read."""
     return UserError(
-        "tensor.type",
-        "tensor {name} has type {found}, allowed: {allowed}",
-        place=path,
-        name=name,
-        found=found,
-        allowed=allowed,
+        "tensor.type", f"tensor {name} has type {found}, allowed: {commas(allowed)}", place=path
     )
 
 

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from bert_jax.data.google_bert.tf_example import message_classes
 from bert_jax.data.google_bert.tfrecord import masked_crc
-from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
+from bert_jax.errors import UserError, commas, did_you_mean, first_line, not_installed
 from bert_jax.files.read import MAX_JSON_BYTES, read_bytes, require_file, shown
 from bert_jax.interop.sources import no_directory
 from bert_jax.interop.tensor_conversion import TensorSpec, wrong_type
@@ -104,11 +104,9 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
         found = _prefixes(given.parent)
         raise UserError(
             "import.no_tf_prefix",
-            "found no {missing}, allowed: the path of a checkpoint without .index or .data, or a "
-            "directory with one checkpoint{hint}",
+            f"found no {given.name}{INDEX}, allowed: the path of a checkpoint without .index or "
+            f".data, or a directory with one checkpoint{did_you_mean(given.name, found)}",
             place=given,
-            missing=f"{given.name}{INDEX}",
-            hint=did_you_mean(given.name, found),
         )
     found = _prefixes(given)
     if not found:
@@ -118,9 +116,8 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
     if len(found) > 1:
         raise UserError(
             "import.several_tf_checkpoints",
-            "found the checkpoints {found}. Give the path of one of them.",
+            f"found the checkpoints {commas(found)}. Give the path of one of them.",
             place=given,
-            found=found,
         )
     return given / found[0]
 
@@ -152,10 +149,9 @@ class TfBundle:
         except (_Damage, DecodeError, UnicodeDecodeError) as error:
             raise UserError(
                 "weights.tf_index_damaged",
-                "cannot be read as the index of a TensorFlow checkpoint ({reason}). If the "
-                "download was cut off, repeat it.",
+                f"cannot be read as the index of a TensorFlow checkpoint ({first_line(error)}). "
+                "If the download was cut off, repeat it.",
                 place=index,
-                reason=first_line(error),
             ) from error
         self._shards = [f"{self.path}.data-{n:05d}-of-{shards:05d}" for n in range(shards)]
         self.files = [Path(name) for name in self._shards if Path(name).exists()] + [Path(index)]
@@ -180,10 +176,9 @@ class TfBundle:
         except (_Damage, UserError, OSError) as error:
             raise UserError(
                 "tensor.unreadable",
-                "tensor {name} cannot be read ({reason}). Download its .data-* file again.",
+                f"tensor {name} cannot be read ({first_line(error)}). Download its .data-* file "
+                "again.",
                 place=self.path,
-                name=name,
-                reason=first_line(error),
             ) from error
         return np.frombuffer(raw, spec.dtype).reshape(spec.shape)
 
@@ -312,10 +307,7 @@ def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) 
     # Depending on its code, a TensorFlow C++ error becomes an OpError or a Python exception.
     except (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError) as error:
         raise UserError(
-            "export.tf_failed",
-            "TensorFlow cannot write it ({reason})",
-            place=prefix,
-            reason=first_line(error),
+            "export.tf_failed", f"TensorFlow cannot write it ({first_line(error)})", place=prefix
         ) from error
 
 

@@ -29,7 +29,7 @@ from bert_jax.encoders.bert.google import (
     read_config,
 )
 from bert_jax.encoders.bert.section import ACTIVATIONS, BertArchitecture
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, all_of, commas
 from bert_jax.files.atomic import write_whole
 from bert_jax.interop.tensor_conversion import (
     Params,
@@ -146,15 +146,12 @@ def _find_heads(source: TfBundle) -> HeadsSection:
     if outputs and squad:
         raise UserError(
             "import.two_task_heads",
-            "found a classifier's {found:and}*, allowed: one fine-tuned head",
+            f"found a classifier's {all_of([OUTPUT_BIAS, SQUAD])}*, allowed: one fine-tuned head",
             place=source.path,
-            found=[OUTPUT_BIAS, SQUAD],
         )
     if outputs and not sum(outputs[0][:1]):
-        raise UserError(
-            "import.no_outputs",
-            "found a classifier without outputs, allowed: one or more",
-            place=source.path,
+        raise UserError.wrong(
+            "import.no_outputs", "a classifier without outputs", "one or more", place=source.path
         )
     return HeadsSection(
         pooler=found["pooler"] or found["next_sentence"] or bool(outputs),
@@ -204,10 +201,8 @@ def _read_global_step(source: TfBundle) -> int | None:
     if spec.shape != () or spec.dtype not in (np.dtype(np.int64), np.dtype(np.int32)):
         raise UserError(
             "tensor.global_step",
-            "tensor {name} is {found}, allowed: int64[]",
+            f"tensor {GLOBAL_STEP} is {spec.dtype}{list(spec.shape)}, allowed: int64[]",
             place=source.path,
-            name=GLOBAL_STEP,
-            found=f"{spec.dtype}{list(spec.shape)}",
         )
     return int(source.read(GLOBAL_STEP))
 
@@ -230,18 +225,15 @@ def _check_expressible(model: Pretrained) -> BertArchitecture:
     if not isinstance(architecture, BertArchitecture):
         raise UserError(
             "export.encoder",
-            "found {found}, allowed with --to tf: bert. Use --to hf.",
+            f"found {architecture.kind}, allowed with --to tf: bert. Use --to hf.",
             place="model.kind",
-            found=architecture.kind,
         )
 
     def refuse(key: str, found: object, allowed: Sequence[object]) -> UserError:
         return UserError(
             "export.not_in_google",
-            "found {found}, allowed in google-research/bert: {allowed}",
+            f"found {found}, allowed in google-research/bert: {commas(allowed)}",
             place=key,
-            found=found,
-            allowed=allowed,
         )
 
     for setting, allowed in (

@@ -136,31 +136,25 @@ def read_assignment(host: HostEnvironment) -> Assignment:
     if job.version != __version__:
         raise UserError(
             "job.version",
-            "submitted with bert-jax {expected}, but this host has {found}. Build the container "
-            "with {expected}, or submit the job with {found}.",
+            f"submitted with bert-jax {job.version}, but this host has {__version__}. Build the "
+            f"container with {job.version}, or submit the job with {__version__}.",
             place=files.job,
-            found=__version__,
-            expected=job.version,
         )
     records = [record for record in read_state(files).attempts if record.number == host.attempt]
     if not records:
         raise UserError(
             "host.attempt",
-            "found {found}, but job {job} has no such attempt",
+            f"found {host.attempt}, but job {job.name} has no such attempt",
             place="BERT_JAX_ATTEMPT",
-            found=host.attempt,
-            job=job.name,
         )
     attempt = records[0].of(job)
     if host.worker >= attempt.hosts:
         raise UserError(
             "host.worker",
-            "found {found}, allowed: a number below {hosts}, the number of hosts",
+            f"found {host.worker}, allowed: a number below {attempt.hosts}, the number of hosts",
             place="BERT_JAX_WORKER",
-            found=host.worker,
-            hosts=attempt.hosts,
         )
     config = read_yaml(files.config)
     if not isinstance(config, dict):
-        raise UserError("job.config", "found no keys, allowed: a configuration", place=files.config)
+        raise UserError.wrong("job.config", "no keys", "a configuration", place=files.config)
     return Assignment(host, attempt, config)

@@ -69,14 +69,14 @@ def installer() -> dict[str, bytes]:
         )
         wheels = list(Path(directory).glob("uv-*.whl"))
         if done.returncode or len(wheels) != 1:
+            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise UserError(
                 "install.uv",
-                "pip cannot download it for the hosts ({reason}). Give this environment pip or "
+                f"pip cannot download it for the hosts ({reason}). Give this environment pip or "
                 "uv, and access to a package index.",
                 place=next(line for line in uv_requirement().splitlines() if "==" in line).split()[
                     0
                 ],
-                reason=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1],
             )
         return {wheels[0].name: wheels[0].read_bytes()}
 
@@ -170,18 +170,16 @@ def _distribution() -> metadata.Distribution:
     except metadata.PackageNotFoundError:
         raise UserError(
             "install.requirements",
-            "imported but not installed, so the requirements of the hosts are unknown. "
-            "Run pip install . in the checkout of bert_jax.",
+            "imported but not installed, so the requirements of the hosts are unknown. Run pip "
+            "install . in the checkout of bert_jax.",
             place="bert-jax",
         ) from None
     if installed.version != __version__:
         raise UserError(
             "install.two_versions",
-            "found version {found} installed and {imported} imported, allowed: one version. "
-            "Run pip install -e . in the checkout of bert_jax.",
+            f"found version {installed.version} installed and {__version__} imported, allowed: "
+            "one version. Run pip install -e . in the checkout of bert_jax.",
             place="bert-jax",
-            found=installed.version,
-            imported=__version__,
         )
     return installed
 

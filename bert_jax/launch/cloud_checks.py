@@ -5,7 +5,7 @@ from typing import Final
 
 from google.cloud import cloudquotas_v1, tpu_v2
 
-from bert_jax.errors import RunStopped, UserError, did_you_mean, first_line
+from bert_jax.errors import RunStopped, UserError, commas, did_you_mean, first_line
 from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import Job
 from bert_jax.launch.preflight import PreflightFinding, wrong
@@ -38,14 +38,10 @@ def check_accelerators(
         known = topology.accelerator.zones
         error = UserError(
             "submit.zone_without",
-            'found "{found}", which offers no {accelerator} (only: {offered}). '
-            "Allowed zones: {allowed}{hint}",
+            f'found "{zone}", which offers no {kind} (only: '
+            f"{commas(offered[zone] or 'nothing')}). Allowed zones: "
+            f"{commas(known)}{did_you_mean(zone, known)}",
             place="submit.zone",
-            found=zone,
-            accelerator=kind,
-            offered=offered[zone] or "nothing",
-            allowed=known,
-            hint=did_you_mean(zone, known),
         )
         yield wrong(error, placement)
 
@@ -87,11 +83,8 @@ def check_quotas(job: Job, *, pace: RequestLimits | None = None) -> Iterator[Pre
         elif 0 <= limit < needed:
             error = UserError(
                 "submit.quota",
-                "found {found}, needed {expected}. Request more at {page}.",
+                f"found {limit}, needed {needed}. Request more at {_QUOTAS}.",
                 place=f"quota {name} in {zone}",
-                found=limit,
-                expected=needed,
-                page=_QUOTAS,
             )
             yield wrong(error, placement)
         else:

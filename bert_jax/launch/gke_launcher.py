@@ -10,7 +10,7 @@ import kubernetes
 import urllib3.exceptions
 from kubernetes.client.exceptions import ApiException
 
-from bert_jax.errors import NoCredentials, UserError, first_line
+from bert_jax.errors import NoCredentials, UserError, commas, first_line
 from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.launch import launcher
 from bert_jax.launch.gke_manifest import DIRECTORY, GROUP, PLURAL, QUEUE, VERSION, jobset
@@ -114,10 +114,9 @@ class GkeJobSets:
     def _no_jobset(self) -> UserError:
         return UserError(
             "gke.no_jobset",
-            "The cluster has no JobSet, or no namespace {namespace}. Install JobSet: {command}",
+            f"The cluster has no JobSet, or no namespace {self._namespace}. Install JobSet: "
+            f"{_INSTALL}",
             place=self._cluster or "kubectl's current context",
-            namespace=self._namespace,
-            command=_INSTALL,
         )
 
     @functools.cached_property
@@ -128,11 +127,9 @@ class GkeJobSets:
         except kubernetes.config.ConfigException as error:
             raise UserError(
                 "gke.no_cluster",
-                "no cluster is configured ({reason}). "
-                "Run gcloud container clusters get-credentials {cluster}.",
+                f"no cluster is configured ({first_line(error)}). Run gcloud container clusters "
+                f"get-credentials {self._cluster or 'CLUSTER'}.",
                 place="kubectl",
-                reason=first_line(error),
-                cluster=self._cluster or "CLUSTER",
             ) from error
         settings.retries = False  # `persistently` retries
         return kubernetes.client.ApiClient(settings)
@@ -152,11 +149,9 @@ class GkeJobSets:
         if len(fits) != 1:
             raise UserError(
                 "gke.cluster",
-                'found "{found}", allowed: {allowed} (contexts of kubectl). '
-                "Run gcloud container clusters get-credentials {found}.",
+                f'found "{self._cluster}", allowed: {commas(names)} (contexts of kubectl). Run '
+                f"gcloud container clusters get-credentials {self._cluster}.",
                 place="submit.cluster",
-                found=self._cluster,
-                allowed=names or "none",
             )
         return fits[0]
 
@@ -283,12 +278,11 @@ def _judge(error: Exception, what: str, expected: tuple[int, ...]) -> float | Ex
     if status == 401:
         return NoCredentials(
             "gke.credentials",
-            "credentials refused ({reason}). Run `gcloud auth login`.",
+            f"credentials refused ({reason}). Run `gcloud auth login`.",
             place=what,
-            reason=reason,
         )
     if status == 403 and "exceeded quota" in reason:
-        return launcher.OutOfQuota("cloud.quota", "no quota: {reason}", place=what, reason=reason)
+        return launcher.OutOfQuota("cloud.quota", f"no quota: {reason}", place=what)
     if status == 403:
         return launcher.no_permission(what, reason, needed="roles/container.developer")
-    return UserError("cloud.refused", "request refused: {reason}", place=what, reason=reason)
+    return UserError("cloud.refused", f"request refused: {reason}", place=what)

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.launch.assignment import host_variables, variables
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.launcher import reservation_of
@@ -39,18 +39,17 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
     """
     topology, submit = attempt.placement.topology, attempt.job.submit
     if topology is None or topology.accelerator.gke_slice is None:
+        allowed = commas([name for name, chip in ACCELERATORS.items() if chip.gke_slice])
         raise UserError(
             "submit.on_gke",
-            'found "{found}", allowed with submit.launcher: gke: {allowed}',
+            f'found "{attempt.placement.on}", allowed with submit.launcher: gke: {allowed}',
             place="submit.on",
-            found=attempt.placement.on,
-            allowed=[name for name, chip in ACCELERATORS.items() if chip.gke_slice],
         )
     if submit.image is None:
         raise UserError(
             "submit.image_missing",
-            "missing, but submit.launcher: gke needs a container. "
-            "Build it with tpu_setup/Dockerfile.",
+            "missing, but submit.launcher: gke needs a container. Build it with "
+            "tpu_setup/Dockerfile.",
             place="submit.image",
         )
     hosts = topology.hosts(gke=True)

@@ -92,15 +92,13 @@ class GoogleService:
         if isinstance(error, _RETRIED_ERRORS) or (too_many and _is_rate(error)):
             return _retry_after(error)
         if too_many:
-            return OutOfQuota("cloud.quota", "no quota: {reason}", place=what, reason=reason)
+            return OutOfQuota("cloud.quota", f"no quota: {reason}", place=what)
         if isinstance(error, auth_errors.GoogleAuthError | exceptions.Unauthenticated):
             return credentials_refused(self._address, reason)
         if isinstance(error, exceptions.Forbidden):
             return self._forbidden(error)
         if isinstance(error, exceptions.ClientError):
-            return UserError(
-                "cloud.refused", "request refused: {reason}", place=what, reason=reason
-            )
+            return UserError("cloud.refused", f"request refused: {reason}", place=what)
         if isinstance(error, exceptions.GoogleAPIError):
             return _retry_after(error)
         return error
@@ -110,15 +108,12 @@ class GoogleService:
         if error.reason in _DISABLED or "has not been used in project" in reason:
             return UserError(
                 "gcp.api_disabled",
-                "{api} is disabled. Run gcloud services enable {api} --project {project}.",
+                f"{self._address} is disabled. Run gcloud services enable {self._address} "
+                f"--project {self._project}.",
                 place=where,
-                api=self._address,
-                project=self._project,
             )
         if error.reason == "BILLING_DISABLED":
-            return UserError(
-                "gcp.billing", "billing is disabled ({reason})", place=where, reason=reason
-            )
+            return UserError("gcp.billing", f"billing is disabled ({reason})", place=where)
         found = _PERMISSION.search(reason)
         role = _ROLES.get(found[1] if found else self._address.partition(".")[0], _ROLES["tpu"])
         return no_permission(where, reason, needed=role)

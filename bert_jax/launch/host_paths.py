@@ -32,11 +32,9 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
     if path.startswith(("/", "~")) or ".." in path.split("/"):
         raise UserError(
             "submit.local_path",
-            "found {found}, which hosts cannot read. Use gs://…, or a path relative to the bucket, "
-            "such as data/{name}.",
+            f"found {path}, which hosts cannot read. Use gs://…, or a path relative to the "
+            f"bucket, such as data/{path.rstrip('/').rpartition('/')[2]}.",
             place=key,
-            found=path,
-            name=path.rstrip("/").rpartition("/")[2],
         )
     return f"{bucket.rstrip('/')}/{path.removeprefix('./')}"
 
@@ -112,10 +110,9 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
     if task.get("data") == TFDS:
         raise UserError(
             "submit.task_tfds",
-            "found {found}, but hosts have no tensorflow-datasets. Use a directory with the "
+            f"found {TFDS}, but hosts have no tensorflow-datasets. Use a directory with the "
             "original files.",
             place="finetune.task.data",
-            found=TFDS,
         )
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():
@@ -127,12 +124,9 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
         if total > LARGEST_BYTES:
             raise UserError(
                 "submit.upload_size",
-                "found {found:,.1f} MiB with {path}, allowed: {allowed:,} MiB. "
-                "Copy the files to the bucket, and use gs://… paths.",
+                f"found {total / 2**20:,.1f} MiB with {path}, allowed: {LARGEST_BYTES >> 20:,} "
+                "MiB. Copy the files to the bucket, and use gs://… paths.",
                 place=f"finetune.task.{key}",
-                found=total / 2**20,
-                path=path,
-                allowed=LARGEST_BYTES >> 20,
             )
         target = f"{bucket.rstrip('/')}/files/{CHECKED}{sha256_of_files(files)}"
         name, first = next(iter(files.items()))

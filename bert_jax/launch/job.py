@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import pydantic
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.launch.gcloud import require_credentials
 from bert_jax.launch.section import RESOURCE_NAME, SubmitSection
 from bert_jax.parallel.topology import TpuTopology, parse_topology
@@ -184,10 +184,9 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
     else:
         raise UserError(
             "job.bucket_missing",
-            "The job's bucket is unknown. Use --bucket gs://…, set {variable}, "
-            "or give the job's directory: gs://…/jobs/{place}.",
+            f"The job's bucket is unknown. Use --bucket gs://…, set {BUCKET}, or give the job's "
+            f"directory: gs://…/jobs/{job}.",
             place=job,
-            variable=BUCKET,
         )
     require_credentials(str(directory))
     files = JobFiles(directory)
@@ -195,11 +194,9 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
         others = _names(directory.parent)
         raise UserError(
             "job.unknown",
-            "no such {what}; jobs here: {allowed}{hint}",
+            f"no such {what}; jobs here: "
+            f"{commas(others[:20])}{did_you_mean(directory.name, others)}",
             place=directory,
-            what=what,
-            allowed=others[:20] or "none",
-            hint=did_you_mean(directory.name, others),
         )
     return files
 
@@ -229,20 +226,17 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
         if len(section.on) > 1 or section.slices != (1,):
             raise UserError(
                 "submit.local_alone",
-                "found {found} (slices: {slices}), allowed: local alone, with --hosts",
+                f"found {commas(section.on)} (slices: {commas(section.slices)}), allowed: local "
+                "alone, with --hosts",
                 place="submit.on",
-                found=section.on,
-                slices=section.slices,
             )
         return (JobPlacement(on="local", dollars_per_hour=0.0),)
     if section.lock is not None:
         raise UserError(
             "submit.lock_local",
-            "found {found} with {on}, allowed: only with on: local. Cloud TPU hosts always install "
-            "their lock; GKE hosts use submit.image.",
+            f"found {section.lock} with {commas(section.on)}, allowed: only with on: local. Cloud "
+            "TPU hosts always install their lock; GKE hosts use submit.image.",
             place="submit.lock",
-            found=section.lock,
-            on=section.on,
         )
     if not section.zone and section.launcher != "gke":
         raise UserError(
@@ -261,8 +255,8 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     if section.limits.cost is not None and unpriced:
         raise UserError(
             "submit.cost_unpriced",
-            "{found} has no price. Use your own price list with --prices FILE, or --no-limit.",
+            f"{unpriced[0]} has no price. Use your own price list with --prices FILE, or "
+            "--no-limit.",
             place="submit.limits.cost",
-            found=unpriced[0],
         )
     return tuple(found)

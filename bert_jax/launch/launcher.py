@@ -130,22 +130,16 @@ def require_ours(attempt: Attempt, owner: Owner | None, what: str, *, where: str
     if not owner.is_job(Owner.of(attempt)):
         raise NotOurs(
             "submit.name_taken",
-            "{found} in {where} belongs to another job ({owner}). Choose another --name.",
+            f"{attempt.resource} in {where} belongs to another job "
+            f"({owner.directory or owner.job}). Choose another --name.",
             place="submit.name",
-            found=attempt.resource,
-            where=where,
-            owner=owner.directory or owner.job,
         )
 
 
 def no_permission(place: str, reason: str, *, needed: str) -> UserError:
     """Returns the error for a missing permission. `needed`: a role that has it."""
     return UserError(
-        "cloud.permission",
-        "no permission ({reason}). Needed: {needed}.",
-        place=place,
-        reason=reason,
-        needed=needed,
+        "cloud.permission", f"no permission ({reason}). Needed: {needed}.", place=place
     )
 
 

@@ -35,9 +35,8 @@ def check_machines(job: Job) -> Iterator[PreflightFinding]:
     if submit.queue is not None and submit.launcher != "gke":
         error = UserError(
             "submit.queue",
-            'found "{found}", allowed: only with submit.launcher: gke',
+            f'found "{submit.queue}", allowed: only with submit.launcher: gke',
             place="submit.queue",
-            found=submit.queue,
         )
         yield wrong(error)
     if submit.on == ("local",):
@@ -45,11 +44,9 @@ def check_machines(job: Job) -> Iterator[PreflightFinding]:
     if submit.reservation is not None and submit.provisioning != "reservation":
         error = UserError(
             "submit.reservation_unused",
-            'found "{found}" with submit.provisioning: {provisioning}, which does not use it. Set '
-            "submit.provisioning: reservation, or remove the name.",
+            f'found "{submit.reservation}" with submit.provisioning: {submit.provisioning}, which '
+            "does not use it. Set submit.provisioning: reservation, or remove the name.",
             place="submit.reservation",
-            found=submit.reservation,
-            provisioning=submit.provisioning,
         )
         yield wrong(error)
     for name in _IGNORED[submit.launcher]:
@@ -64,10 +61,10 @@ def _check_queued(job: Job) -> Iterator[PreflightFinding]:
     if not submit.external_address and not submit.cloud_nat:
         error = UserError(
             "submit.cloud_nat",
-            "found {found} with submit.external_address: false. Such hosts reach the package index "
-            "only through Cloud NAT. Create it (tpu_setup/README.md), then set true.",
+            f"found {submit.cloud_nat} with submit.external_address: false. Such hosts reach the "
+            "package index only through Cloud NAT. Create it (tpu_setup/README.md), then set "
+            "true.",
             place="submit.cloud_nat",
-            found=submit.cloud_nat,
         )
         yield wrong(error)
     if (account := submit.service_account) is None:
@@ -102,24 +99,15 @@ def _check_gke(job: Job) -> Iterator[PreflightFinding]:
             continue
         error = UserError(
             "submit.slices_of_one_host",
-            "found {found} slices of {hosts} host ({on}). On GKE, several slices need at least 2 "
-            "hosts each. Use a larger slice, or submit.slices: 1.",
+            f"found {slices} slices of {1} host ({placement.on}). On GKE, several slices need at "
+            "least 2 hosts each. Use a larger slice, or submit.slices: 1.",
             place="submit.slices",
-            found=slices,
-            hosts=1,
-            on=placement.on,
         )
         yield wrong(error, placement)
 
 
 def _wrong_name(name: str, found: str, allowed: str) -> PreflightFinding:
-    error = UserError(
-        "submit.name_form",
-        'found "{found}", allowed: {allowed}',
-        place=f"submit.{name}",
-        found=found,
-        allowed=allowed,
-    )
+    error = UserError.wrong("submit.name_form", f'"{found}"', allowed, place=f"submit.{name}")
     return wrong(error)
 
 
@@ -141,22 +129,18 @@ def check_disk(job: Job, datasets: int) -> Iterator[PreflightFinding]:
     if submit.launcher == "queued-resources" and datasets + _SYSTEM > _BOOT_DISK:
         error = UserError(
             "submit.boot_disk",
-            "found {found:.4g} GB of datasets, allowed: {allowed:.4g} GB, the free space of a "
-            "host's boot disk. Use smaller datasets, another loader.cache.directory, or "
-            "submit.launcher: gke with submit.data_disk_gb.",
+            f"found {datasets / 1e9:.4g} GB of datasets, allowed: "
+            f"{(_BOOT_DISK - _SYSTEM) / 1e9:.4g} GB, the free space of a host's boot disk. Use "
+            "smaller datasets, another loader.cache.directory, or submit.launcher: gke with "
+            "submit.data_disk_gb.",
             place="train",
-            found=datasets / 1e9,
-            allowed=(_BOOT_DISK - _SYSTEM) / 1e9,
         )
         yield wrong(error)
     size, needed = submit.data_disk_gb, math.ceil(datasets * _FILE_SYSTEM / GIB)
     if submit.launcher == "gke" and size is not None and size < needed:
         error = UserError(
             "submit.data_disk_gb",
-            "found {found}, but the datasets have {datasets:.4g} GB. Use at least {allowed}.",
+            f"found {size}, but the datasets have {datasets / 1e9:.4g} GB. Use at least {needed}.",
             place="submit.data_disk_gb",
-            found=size,
-            datasets=datasets / 1e9,
-            allowed=needed,
         )
         yield wrong(error)

@@ -17,7 +17,7 @@ from etils import epath
 from bert_jax.data.dataset.cache import check_files
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.google_bert.reader import is_google_bert
-from bert_jax.errors import RunStopped, UserError, did_you_mean
+from bert_jax.errors import RunStopped, UserError, commas, did_you_mean
 from bert_jax.files.lock import CloudObject
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, JobPlacement
@@ -83,27 +83,21 @@ def check_zones(job: Job) -> Iterator[PreflightFinding]:
         if zone in known:
             continue
         if _ZONE.fullmatch(zone) is None:
+            near = [name for name in known if name.startswith(f"{zone}-")]
             error = UserError(
                 "submit.zone_unknown",
-                'found "{found}", allowed zones with {accelerator}: {allowed}{hint}',
+                f'found "{zone}", allowed zones with {accelerator.name}: '
+                f"{commas(near or known)}{did_you_mean(zone, known)}",
                 place="submit.zone",
-                found=zone,
-                accelerator=accelerator.name,
-                allowed=[name for name in known if name.startswith(f"{zone}-")] or known,
-                hint=did_you_mean(zone, known),
             )
             yield wrong(error)
             continue
         error = UserError(
             "submit.zone_unlisted",
-            'found "{found}", where Google\'s table of {date} has no {accelerator}; '
-            "allowed: {allowed}, or any zone with submit.unlisted_zones=true{hint}",
+            f'found "{zone}", where Google\'s table of {TABLE_DATE} has no {accelerator.name}; '
+            f"allowed: {commas(known)}, or any zone with "
+            f"submit.unlisted_zones=true{did_you_mean(zone, known)}",
             place="submit.zone",
-            found=zone,
-            date=TABLE_DATE,
-            accelerator=accelerator.name,
-            allowed=known,
-            hint=did_you_mean(zone, known),
         )
         if job.submit.unlisted_zones:
             yield PreflightFinding("warning", str(error), placement)
@@ -137,10 +131,8 @@ def check_layout(
                 if not devices and mesh.tensor == 1 and rows % hosts:
                     raise UserError(
                         "submit.batch_of_hosts",
-                        "found {found}, allowed: a multiple of {hosts}, the number of hosts",
+                        f"found {rows}, allowed: a multiple of {hosts}, the number of hosts",
                         place=key,
-                        found=rows,
-                        hosts=hosts,
                     )
         except UserError as error:
             yield wrong(error, placement)
@@ -160,20 +152,15 @@ def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
         if mesh.platform not in ("auto", "tpu"):
             error = UserError(
                 "submit.platform",
-                'found "{found}", allowed on {on}: {allowed}',
+                f'found "{mesh.platform}", allowed on {placement.on}: {commas(["auto", "tpu"])}',
                 place="mesh.platform",
-                found=mesh.platform,
-                on=placement.on,
-                allowed=["auto", "tpu"],
             )
             yield wrong(error, placement)
         elif mesh.simulated_devices is not None:
             error = UserError(
                 "submit.simulated_devices",
-                "found {found}, allowed on {on}: null",
+                f"found {mesh.simulated_devices}, allowed on {placement.on}: null",
                 place="mesh.simulated_devices",
-                found=mesh.simulated_devices,
-                on=placement.on,
             )
             yield wrong(error, placement)
 
@@ -185,19 +172,17 @@ def check_bucket_name(bucket: str) -> None:
     if not 3 <= len(name) <= longest or _BUCKET.fullmatch(name) is None:
         raise UserError(
             "bucket.name",
-            'found "{found}", allowed: gs:// and 3 to 63 lowercase letters, digits, "-", "_" and '
-            '".", with a letter or digit at both ends',
+            f'found "{bucket}", allowed: gs:// and 3 to 63 lowercase letters, digits, "-", "_" '
+            'and ".", with a letter or digit at both ends',
             place="--bucket",
-            found=bucket,
         )
     is_address = re.fullmatch(r"[0-9]+(\.[0-9]+){3}", name) is not None
     if name.startswith("goog") or "google" in name or is_address:
         raise UserError(
             "bucket.name_reserved",
-            'found "{found}". The name must not be an IP address, begin with "goog" or contain '
+            f'found "{bucket}". The name must not be an IP address, begin with "goog" or contain '
             '"google".',
             place="--bucket",
-            found=bucket,
         )
 
 
@@ -269,9 +254,8 @@ def check_inputs(
                 instead = [text for name, text in _ALTERNATIVES.items() if key.startswith(name)]
                 raise UserError(
                     "submit.input_missing",
-                    "missing. Use a path in the bucket, or {instead}.",
+                    f"missing. Use a path in the bucket, or {instead[0]}.",
                     place=path,
-                    instead=instead[0],
                 )
             found.append(PreflightFinding("fine", f"{key}: {path}"))
     return found

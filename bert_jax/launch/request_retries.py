@@ -65,9 +65,8 @@ def persistently(
                 # Do not raise NoCredentials: an earlier try may have succeeded.
                 raise Unavailable(
                     "cloud.login_expired",
-                    "no answer, and then expired credentials: {reason}",
+                    f"no answer, and then expired credentials: {verdict}",
                     place=what,
-                    reason=str(verdict),
                 ) from error
             if isinstance(verdict, Exception):
                 raise verdict from error
@@ -76,10 +75,8 @@ def persistently(
             if waited + pause > pace.give_up:
                 raise Unavailable(
                     "cloud.no_answer",
-                    "no answer for {seconds:.0f} s ({reason})",
+                    f"no answer for {waited:.0f} s ({reason_of(error)})",
                     place=what,
-                    seconds=waited,
-                    reason=reason_of(error),
                 ) from error
             log_waiting(what, waited, error)
         tries += 1
@@ -102,7 +99,7 @@ def until_gone(is_gone: Callable[[], bool], *, what: str, pace: RequestLimits) -
         pace.sleep(pace.poll)
     raise Unavailable(
         "cloud.not_deleted",
-        "not deleted within {minutes:.0f} min. It may cost money; check with `bert-jax jobs`.",
+        f"not deleted within {pace.delete / 60:.0f} min. It may cost money; check with `bert-jax "
+        "jobs`.",
         place=what,
-        minutes=pace.delete / 60,
     )

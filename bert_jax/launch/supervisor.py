@@ -266,9 +266,7 @@ class Supervisor:
             self._launcher.delete(record.of(self.job))
         except UserError as error:
             raise UserError(
-                "job.not_deleted",
-                "cannot delete the machines, which may cost money: {reason}",
-                reason=str(error),
+                "job.not_deleted", f"cannot delete the machines, which may cost money: {error}"
             ) from error
         self._change(deleted=self._clock(), state=State.ABSENT)
         if record.created is not None:

@@ -157,7 +157,7 @@ class QueuedResources:
             yield from getattr(page, kind)
             if page.unreachable and location is not None:
                 raise launcher.Unavailable(
-                    "cloud.zone_silent", "{zone} does not answer", place=what, zone=location
+                    "cloud.zone_silent", f"{location} does not answer", place=what
                 )
             if page.unreachable:
                 _log.warning("no answer from zones: %s", ", ".join(page.unreachable))

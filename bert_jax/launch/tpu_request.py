@@ -53,9 +53,9 @@ def _node(attempt: Attempt, location: str, script: str) -> tpu_v2.Node:
     if topology is None or topology.accelerator.runtime_version is None:
         raise UserError(
             "submit.on_queued",
-            'found "{found}", which Cloud TPU offers only on GKE. Use submit.launcher: gke.',
+            f'found "{attempt.placement.on}", which Cloud TPU offers only on GKE. Use '
+            "submit.launcher: gke.",
             place="submit.on",
-            found=attempt.placement.on,
         )
     node = tpu_v2.Node(
         accelerator_type=topology.accelerator_type,

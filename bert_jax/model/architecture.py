@@ -106,10 +106,9 @@ class EncoderArchitecture(Section):
         if self.hidden_size % self.num_attention_heads:
             raise SettingError(
                 "model.heads",
-                "found {found}, which does not divide hidden_size = {hidden_size}",
+                f"found {self.num_attention_heads}, which does not divide hidden_size = "
+                f"{self.hidden_size}",
                 place="num_attention_heads",
-                found=self.num_attention_heads,
-                hidden_size=self.hidden_size,
             )
         return self
 

@@ -16,7 +16,7 @@ from typing import (
 
 import pydantic
 
-from bert_jax.errors import SettingError, UserError
+from bert_jax.errors import SettingError, UserError, commas, one_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.section import Section
 from bert_jax.validation import validate
@@ -195,10 +195,8 @@ class HeadsSection(Section):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> HeadsSection:
         if self.task is not None and self.outputs == 0:
-            raise SettingError(
-                "model.labels",
-                "found none, allowed: a name for each output of the task head",
-                place="labels",
+            raise SettingError.wrong(
+                "model.labels", "none", "a name for each output of the task head", place="labels"
             )
         return self
 
@@ -277,18 +275,16 @@ class ModelSection(Section):
         for head in sorted(self.heads.of_pretraining - possible):
             raise SettingError(
                 "model.no_head",
-                "found true, but {encoder} has no such head. Use false.",
+                f"found true, but {self.kind} has no such head. Use false.",
                 place=f"heads.{head}",
-                encoder=self.kind,
             )
         found = {*self.heads.of_pretraining, self.heads.task}
         if not self.heads.pooler and (readers := found & self.architecture_type.pooled_heads):
             raise SettingError(
                 "model.pooler",
-                "found false, but the head {head} of {encoder} reads the pooler. Use true.",
+                f"found false, but the head {min(readers)} of {self.kind} reads the pooler. Use "
+                "true.",
                 place="heads.pooler",
-                head=min(readers),
-                encoder=self.kind,
             )
         return self
 
@@ -305,14 +301,10 @@ class ModelSection(Section):
             if name in changed and source.values.get(name, changed[name]) != changed[name]:
                 raise SettingError(
                     "model.two_sizes",
-                    'found "{found}" ({name} {size}), but model.architecture.{name} is {other}. '
-                    "Remove one of them with model.architecture={{}} or model.{source}=null.",
+                    f'found "{source.found:.200}" ({name} {source.values[name]}), but '
+                    f"model.architecture.{name} is {changed[name]}. Remove one of them with "
+                    f"model.architecture={{}} or model.{source.key}=null.",
                     place=source.key,
-                    found=f"{source.found:.200}",
-                    name=name,
-                    size=source.values[name],
-                    other=changed[name],
-                    source=source.key,
                 )
 
     def chosen(self, *, vocab_size: int) -> Iterator[tuple[str, str, object]]:
@@ -349,10 +341,9 @@ class ModelSection(Section):
         if rows < vocab_size:
             raise UserError(
                 "model.vocab_size",
-                "found {found}, but the tokenizer has {pieces} pieces. Use at least {pieces}.",
+                f"found {rows}, but the tokenizer has {vocab_size} pieces. Use at least "
+                f"{vocab_size}.",
                 place="model.architecture.vocab_size",
-                found=rows,
-                pieces=vocab_size,
             )
         values: dict[str, object] = {}
         if padding_id is not None:
@@ -361,7 +352,7 @@ class ModelSection(Section):
             try:
                 self._refuse_other_sizes(source)
             except SettingError as error:
-                raise error.at(f"model.{error.values['place']}") from None
+                raise error.at(f"model.{error.place}") from None
             values |= source.values
         values |= self.architecture.model_dump(exclude_none=True)
         values["vocab_size"] = rows
@@ -369,12 +360,9 @@ class ModelSection(Section):
         if missing := [key for key in needed if key not in values]:
             raise UserError(
                 "model.sizes_missing",
-                "{missing} missing. Set model.size ({sizes:or}), or all of {needed}. To continue "
-                "from a checkpoint, give --init-from instead.",
+                f"{commas(missing)} missing. Set model.size ({one_of(self.named_sizes)}), or all "
+                f"of {commas(needed)}. To continue from a checkpoint, give --init-from instead.",
                 place="model.architecture",
-                missing=missing,
-                sizes=list(self.named_sizes),
-                needed=needed,
             )
         return validate(self.architecture_type, values, source="", key="model.architecture")
 

@@ -48,31 +48,25 @@ def open_mlm_teacher(
     if not teacher.heads.mlm or teacher.heads.causal:
         raise UserError(
             "distill.no_mlm_head",
-            "found {teacher}, which has {found}. Use a teacher with an MLM head.",
+            f"found {teacher.directory}, which has {describe(teacher.heads)}. Use a teacher with "
+            "an MLM head.",
             place=TEACHER_KEY,
-            teacher=teacher.directory,
-            found=describe(teacher.heads),
         )
     if (theirs := teacher.architecture.vocab_size) != architecture.vocab_size:
         raise UserError(
             "distill.vocab_size",
-            "found {teacher}, whose embedding has {found:,} rows, but the student's has "
-            "{expected:,}. Use a teacher with the student's tokenizer and vocab_size.",
+            f"found {teacher.directory}, whose embedding has {theirs:,} rows, but the student's "
+            f"has {architecture.vocab_size:,}. Use a teacher with the student's tokenizer and "
+            "vocab_size.",
             place=TEACHER_KEY,
-            teacher=teacher.directory,
-            found=theirs,
-            expected=architecture.vocab_size,
         )
     ours, theirs = architecture.hidden_size, teacher.architecture.hidden_size
     if section.cosine_weight and ours != theirs:
         raise UserError(
             "distill.sizes",
-            "found {found}, but hidden states of different widths cannot be compared: hidden_size "
-            "is {ours} in the student and {theirs} in the teacher. Use 0.",
+            f"found {section.cosine_weight}, but hidden states of different widths cannot be "
+            f"compared: hidden_size is {ours} in the student and {theirs} in the teacher. Use 0.",
             place="objective.cosine_weight",
-            found=section.cosine_weight,
-            ours=ours,
-            theirs=theirs,
         )
     return teacher
 

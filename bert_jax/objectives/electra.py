@@ -66,21 +66,17 @@ class GeneratorSection(Section):
             by_ratio = self.hidden_size is None
             raise UserError(
                 "electra.generator_width",
-                "found {found}, which makes a generator of hidden size {width}. Use at least "
-                "{allowed}, for a hidden size of {least}.",
+                f"found {self.size if by_ratio else width}, which makes a generator of hidden "
+                f"size {width}. Use at least {least if by_ratio else LEAST_WIDTH}, for a hidden "
+                f"size of {LEAST_WIDTH}.",
                 place=f"objective.generator.{'size' if by_ratio else 'hidden_size'}",
-                found=self.size if by_ratio else width,
-                width=width,
-                allowed=least if by_ratio else LEAST_WIDTH,
-                least=LEAST_WIDTH,
             )
         if sizes["hidden_size"] % sizes["num_attention_heads"]:
             raise UserError(
                 "electra.generator_heads",
-                "found {found}, which does not divide the generator's hidden size {width}",
+                f"found {sizes['num_attention_heads']}, which does not divide the generator's "
+                f"hidden size {sizes['hidden_size']}",
                 place="objective.generator.num_attention_heads",
-                found=sizes["num_attention_heads"],
-                width=sizes["hidden_size"],
             )
         width = model.embedding_width
         return model.with_changes({**sizes, "num_hidden_layers": depth, "embedding_size": width})

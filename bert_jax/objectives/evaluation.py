@@ -56,9 +56,8 @@ def evaluate_objective(
     if path is None:
         raise UserError(
             "evaluate.no_dataset",
-            "missing, but {run} was imported and has no dataset of its own",
+            f"missing, but {run.directory} was imported and has no dataset of its own",
             place="--dataset",
-            run=run.directory,
         )
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh), define=define)
     run = run.of_phase(loaded.architecture, causal=loaded.heads.causal)
@@ -117,11 +116,8 @@ def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:
     if longest > positions:
         raise UserError(
             "evaluate.example_too_long",
-            "its longest example has {found} tokens, but the model of {run} has {positions} "
-            "positions. Use a dataset with shorter examples.",
+            f"its longest example has {longest} tokens, but the model of {run.directory} has "
+            f"{positions} positions. Use a dataset with shorter examples.",
             place="--dataset",
-            found=longest,
-            run=run.directory,
-            positions=positions,
         )
     return bucket_of(longest, buckets_up_to(positions))

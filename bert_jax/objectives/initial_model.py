@@ -38,11 +38,9 @@ def find_initial(settings: PretrainSettings, tokenizer: Tokenizer) -> Run | None
         if began is not None and settings.init_from is None:
             raise UserError(
                 "init_from.missing",
-                "not set, but the run in {run} began with {began} and has no checkpoint yet. "
-                "Repeat the option, or use a new run_dir.",
+                f"not set, but the run in {own.directory} began with {began} and has no "
+                "checkpoint yet. Repeat the option, or use a new run_dir.",
                 place=INIT_FROM,
-                run=own.directory,
-                began=began,
             )
     if settings.origin is None:
         return None
@@ -56,15 +54,10 @@ def require_tokenizer(run: Run, tokenizer: Tokenizer, *, found: str, name: str |
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
             "init_from.tokenizer",
-            "found {found} ({pieces:,} pieces), which differs from the tokenizer of {run} "
-            "({expected:,} pieces). Use {same}. For more words, run `bert-jax vocab --extend` and "
-            "start from the run that it writes.",
+            f"found {found} ({tokenizer.vocab_size:,} pieces), which differs from the tokenizer "
+            f"of {name} ({run.tokenizer.vocab_size:,} pieces). Use {run.directory / TOKENIZER}. "
+            "For more words, run `bert-jax vocab --extend` and start from the run that it writes.",
             place="tokenizer",
-            found=found,
-            pieces=tokenizer.vocab_size,
-            run=name,
-            expected=run.tokenizer.vocab_size,
-            same=run.directory / TOKENIZER,
         )
 
 
@@ -83,13 +76,10 @@ def _require_same_start(settings: PretrainSettings, began: str | None) -> None:
         return
     raise UserError(
         "init_from.other_start",
-        "found {found}, but the run in {run} has checkpoints and began {began}. To resume it, "
-        "remove {option}. Otherwise use a new run_dir.",
+        f"found {asked}, but the run in {settings.run_dir} has checkpoints and began "
+        f"{'without this option' if began is None else f'with {began}'}. To resume it, remove "
+        f"{INIT_FROM}. Otherwise use a new run_dir.",
         place=INIT_FROM,
-        found=asked,
-        run=settings.run_dir,
-        began="without this option" if began is None else f"with {began}",
-        option=INIT_FROM,
     )
 
 
@@ -122,12 +112,7 @@ def _may_differ(name: str, theirs: EncoderArchitecture) -> bool:
 def _other(run: Run, key: str, name: str, found: object, expected: object) -> UserError:
     return UserError(
         "init_from.other_model",
-        "found {name} {found}, but {run} has {expected}. Remove this setting: the network is that "
-        "of {option}.",
+        f"found {name} {found}, but {run.directory} has {expected}. Remove this setting: the "
+        f"network is that of {INIT_FROM}.",
         place=key,
-        name=name,
-        found=found,
-        run=run.directory,
-        expected=expected,
-        option=INIT_FROM,
     )

@@ -34,12 +34,7 @@ def check_mlperf(settings: PretrainSettings) -> None:
     for key, found, wanted, allowed in rules:
         if found != wanted:
             raise UserError(
-                "mlperf.setting",
-                "found {found}, allowed with {section}: {allowed}",
-                place=key,
-                found=found,
-                section=_KEY,
-                allowed=allowed,
+                "mlperf.setting", f"found {found}, allowed with {_KEY}: {allowed}", place=key
             )
 
 

@@ -48,11 +48,9 @@ def objective_of(run: Run, *, phase: int = -1) -> Objective:
     if section.heads.of_pretraining - run.heads.of_pretraining:
         raise UserError(
             "evaluate.heads_missing",
-            "the model has {found}, but evaluation with objective.kind {objective} needs {needed}",
+            f"the model has {describe(run.heads)}, but evaluation with objective.kind "
+            f"{section.kind} needs {describe(section.heads)}",
             place=run.directory,
-            found=describe(run.heads),
-            objective=section.kind,
-            needed=describe(section.heads),
         )
     return make_objective(
         section,

@@ -19,7 +19,7 @@ from bert_jax.data.google_bert.reader import (
 from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.data.loader.mask_share import MaskShare, measure_masks
 from bert_jax.data.rows.masking_transform import StaticMaskTransform
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, all_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.objectives.epochs import PhaseEpochs
 from bert_jax.objectives.registry import check_pairing
@@ -85,22 +85,18 @@ class ExampleSource:
         if max_examples > 1:
             raise UserError(
                 "dataset.stored_masks_packed",
-                "found max_examples {found}, but examples with stored masks cannot be packed. Set "
-                "packing to null.",
+                f"found max_examples {max_examples}, but examples with stored masks cannot be "
+                "packed. Set packing to null.",
                 place="packing",
-                found=max_examples,
             )
         summary = self.dataset.summary
         slots = max_predictions or summary.slots
         if slots < summary.most_predictions:
             raise UserError(
                 "phase.max_predictions",
-                "found {found}, but an example of {dataset} has {predictions} predictions. Use at "
-                "least {predictions}.",
+                f"found {slots}, but an example of {self.dataset.directory} has "
+                f"{summary.most_predictions} predictions. Use at least {summary.most_predictions}.",
                 place="max_predictions",
-                found=slots,
-                dataset=self.dataset.directory,
-                predictions=summary.most_predictions,
             )
         return StaticMaskTransform(
             seq_length=seq_length,
@@ -204,33 +200,26 @@ def _check_google_bert(
     if objective.kind != "bert":
         raise UserError(
             "objective.tfrecords",
-            "found TFRecords with next-sentence labels ({dataset}), but objective.kind is "
-            "{objective}. Set objective.kind: bert.",
+            f"found TFRecords with next-sentence labels ({dataset.directory}), but objective.kind "
+            f"is {objective.kind}. Set objective.kind: bert.",
             place=key,
-            dataset=dataset.directory,
-            objective=objective.kind,
         )
     highest, special = dataset.summary.highest_id, tokenizer.special
     if highest >= tokenizer.vocab_size:
         raise UserError(
             "tfrecord.token_id",
-            "found the token id {found} in {dataset}, allowed: 0 to {highest}. The run's tokenizer "
-            "has another vocabulary.",
+            f"found the token id {highest} in {dataset.directory}, allowed: 0 to "
+            f"{tokenizer.vocab_size - 1}. The run's tokenizer has another vocabulary.",
             place=key,
-            found=highest,
-            dataset=dataset.directory,
-            highest=tokenizer.vocab_size - 1,
         )
     ends = dataset[0].original()[[0, -1]].tolist()
     if ends != [special.cls, special.sep]:
         raise UserError(
             "tfrecord.special_ids",
-            "found an example in {dataset} that begins and ends with the ids {found:and}, allowed: "
-            "{allowed:and} for [CLS] and [SEP]. The run's tokenizer has another vocabulary.",
+            f"found an example in {dataset.directory} that begins and ends with the ids "
+            f"{all_of(ends)}, allowed: {all_of([special.cls, special.sep])} for [CLS] and [SEP]. "
+            "The run's tokenizer has another vocabulary.",
             place=key,
-            dataset=dataset.directory,
-            found=ends,
-            allowed=[special.cls, special.sep],
         )
 
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, did_you_mean, one_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.narration import doing, narrator_of
@@ -152,22 +152,17 @@ def _heads(settings: PretrainSettings) -> HeadsSection:
         if objective.heads.of_pretraining != heads.of_pretraining:
             raise UserError(
                 "objective.phases",
-                "found {found}, which trains {heads}, but the last phase's objective {last} "
-                "trains {expected}. All phases must train the same heads.",
+                f"found {objective.kind}, which trains {describe(objective.heads)}, but the last "
+                f"phase's objective {last.kind} trains {describe(heads)}. All phases must train "
+                "the same heads.",
                 place=f"{settings.objective_key(phase)}.kind",
-                found=objective.kind,
-                heads=describe(objective.heads),
-                last=last.kind,
-                expected=describe(heads),
             )
     if settings.model.heads not in (settings.model.pretraining_heads(), heads):
         raise UserError(
             "model.heads_of_objective",
-            "found {found}, but objective.kind {objective} trains {expected}. Remove this section.",
+            f"found {describe(settings.model.heads)}, but objective.kind {last.kind} trains "
+            f"{describe(heads)}. Remove this section.",
             place="model.heads",
-            found=describe(settings.model.heads),
-            objective=last.kind,
-            expected=describe(heads),
         )
     return heads
 
@@ -243,20 +238,17 @@ def _check_stop(rule: StopAtSection, opened: Sequence[OpenedPhase], frozen: Para
         if found.evaluator is None:
             raise UserError(
                 "evaluation.stop_at_no_split",
-                "{dataset} has no validation split, so no score can end the run. Remove this "
-                "setting.",
+                f"{found.dataset} has no validation split, so no score can end the run. Remove "
+                "this setting.",
                 place="train.evaluation.stop_at",
-                dataset=found.dataset,
             )
         names = found.evaluator.score_names(frozen)
         if rule.metric not in names:
             raise UserError(
                 "evaluation.stop_at_metric",
-                'found "{found}", allowed: {allowed:or}{hint}',
+                f'found "{rule.metric}", allowed: '
+                f"{one_of(names)}{did_you_mean(rule.metric, names)}",
                 place="train.evaluation.stop_at.metric",
-                found=rule.metric,
-                allowed=names,
-                hint=did_you_mean(rule.metric, names),
             )
 
 
@@ -288,13 +280,10 @@ def _origin(
     if same_direction != wanted:  # an imported model
         raise UserError(
             "run.other_heads",
-            "found {found}, whose model has {held}, but objective.kind {objective} trains {heads}. "
-            "Use a new directory with --init-from {found}.",
+            f"found {root}, whose model has {describe(run.heads)}, but objective.kind "
+            f"{settings.objective_of(-1).kind} trains {describe(wanted)}. Use a new directory "
+            f"with --init-from {root}.",
             place="run_dir",
-            found=root,
-            held=describe(run.heads),
-            objective=settings.objective_of(-1).kind,
-            heads=describe(wanted),
         )
     merged = {name: {**saved.get(name, {}), **paths} for name, paths in data._asdict().items()}
     return {**origin, **saved, **merged}

@@ -11,7 +11,7 @@ import pydantic
 from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.encoders.registry import SECTIONS
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, all_of, one_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.bert import BertObjectiveSection
@@ -119,20 +119,19 @@ def check_architecture(
     """
     possible = SECTIONS[architecture.kind].pretraining_heads().of_pretraining
     if lacking := section.heads.of_pretraining - possible:
-        raise UserError(
-            "objective.encoder",
-            "found {found}, but the encoder {encoder} cannot have its heads {lacking:and}. Use "
-            "{allowed:or}, or model.kind {encoders:or}.",
-            place=f"{key}.kind",
-            found=section.kind,
-            encoder=architecture.kind,
-            lacking=sorted(lacking),
-            allowed=_kinds_with(possible),
-            encoders=[
+        encoders = one_of(
+            [
                 kind
                 for kind, each in SECTIONS.items()
                 if section.heads.of_pretraining <= each.pretraining_heads().of_pretraining
-            ],
+            ]
+        )
+        raise UserError(
+            "objective.encoder",
+            f"found {section.kind}, but the encoder {architecture.kind} cannot have its heads "
+            f"{all_of(sorted(lacking))}. Use {one_of(_kinds_with(possible))}, or model.kind "
+            f"{encoders}.",
+            place=f"{key}.kind",
         )
     section.check_sizes(architecture)
 
@@ -157,14 +156,10 @@ def check_pairing(
     possible = _kinds_with(SECTIONS[encoder].pretraining_heads().of_pretraining)
     others = [(name, OBJECTIVES[name]) for name in possible]
     fitting = [n for n, each in others if kind in each.pairings and not each.has_second_model]
+    hint = f", or set objective.kind: {fitting[0]}" if fitting else ""
     raise UserError(
         "objective.pairing",
-        "{dataset} was made with pairing kind {found}, but objective.kind is {objective}. Use a "
-        "dataset with examples.kind {allowed:or}{hint}.",
+        f"{dataset} was made with pairing kind {kind}, but objective.kind is {section.kind}. Use "
+        f"a dataset with examples.kind {one_of(allowed)}{hint}.",
         place=key,
-        dataset=dataset,
-        found=kind,
-        objective=section.kind,
-        allowed=allowed,
-        hint=f", or set objective.kind: {fitting[0]}" if fitting else "",
     )

@@ -33,9 +33,8 @@ class PhaseSection(sections.PhaseSection):
         if self.objective is not None and self.objective.has_second_model:
             raise SettingError(
                 "phases.second_model",
-                "found {found}, allowed only in the section objective",
+                f"found {self.objective.kind}, allowed only in the section objective",
                 place="objective.kind",
-                found=self.objective.kind,
             )
         return self
 

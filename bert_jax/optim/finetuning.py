@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.optim.optimizer import (
     FlatAxes,
     decay_mask,
@@ -165,11 +165,7 @@ def _span(name: str, depth: int) -> slice:
     near = "" if match else did_you_mean(name, (*named, *(f"layers.{at}" for at in range(depth))))
     raise UserError(
         "optimizer.freeze",
-        'found "{found}", allowed: {allowed}, layers.N or layers.N-M with N ≤ M from 0 to {last}'
-        "{hint}",
+        f'found "{name}", allowed: {commas(named)}, layers.N or layers.N-M with N ≤ M from 0 to '
+        f"{depth - 1}{near}",
         place="optimizer.freeze",
-        found=name,
-        allowed=list(named),
-        last=depth - 1,
-        hint=near,
     )

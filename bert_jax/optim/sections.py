@@ -95,9 +95,8 @@ class OptimizerSection(AdamSection):
         if self.name == "stable_adamw" and not self.bias_correction:
             raise SettingError(
                 "optimizer.bias_correction",
-                "found false, allowed: true with the optimizer {name}",
+                f"found false, allowed: true with the optimizer {self.name}",
                 place="bias_correction",
-                name=self.name,
             )
         return self
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from bert_jax.errors import PeerLost, UserError, first_line
+from bert_jax.errors import PeerLost, UserError, commas, first_line
 from bert_jax.files.scratch import delete_scratch
 
 PEER_LOST: Final = 4  # exit code after the loss of another process
@@ -111,8 +111,7 @@ class Channel:
                 self.explain()
                 raise PeerLost(
                     "processes.disconnected",
-                    "the connection to the other processes failed ({reason})",
-                    reason=first_line(error),
+                    f"the connection to the other processes failed ({first_line(error)})",
                 ) from error
             found = self._read(path)
             missing = [str(member) for key, member in self.members.items() if str(key) not in found]
@@ -202,20 +201,17 @@ class Channel:
                 mistake = int(code) == _MISTAKE
                 ended = (UserError if mistake else PeerLost)(
                     "processes.peer_ended",
-                    "{peer} ended with exit code {code}: {reason}",
-                    peer=str(self.members[int(name.removeprefix("left."))]),
-                    code=int(code),
-                    reason=line,
+                    f"{self.members[int(name.removeprefix('left.'))]} ended with exit code {code}: "
+                    f"{line}",
                 )
                 end_now(_MISTAKE if mistake else PEER_LOST, ended.line())
         gone = [i for i in self.members if i not in alive and f"left.{i}" not in left]
         if gone:
             error = PeerLost(
                 "processes.peer_gone",
-                "no heartbeat from {peers} for {seconds:g} s. Run the same command on all hosts to "
-                "resume from the last checkpoint.",
-                peers=[str(self.members[index]) for index in gone],
-                seconds=self._silence,
+                f"no heartbeat from {commas([str(self.members[index]) for index in gone])} for "
+                f"{self._silence:g} s. Run the same command on all hosts to resume from the last "
+                "checkpoint.",
             )
             end_now(PEER_LOST, error.line())
 

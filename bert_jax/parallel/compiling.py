@@ -123,10 +123,8 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
             return
         raise UserError(
             "compilation_cache.unwritable",
-            "cannot write to {found} ({reason}). Use a writable directory.",
+            f"cannot write to {directory} ({first_line(error)}). Use a writable directory.",
             place="mesh.compilation_cache.directory",
-            found=directory,
-            reason=first_line(error),
         ) from error
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_compilation_cache_max_size", MAX_BYTES if bounded else -1)

@@ -116,10 +116,7 @@ def out_of_memory(error: Exception) -> OutOfMemory | None:
         found = f"cannot allocate {size}"
         found += f" with {memory.describe()}" if memory else ""
     return OutOfMemory(
-        "memory.full",
-        "out of memory: {found}.",
-        place=memory.owner if memory else "devices",
-        found=found,
+        "memory.full", f"out of memory: {found}.", place=memory.owner if memory else "devices"
     )
 
 
@@ -162,4 +159,4 @@ def advising(advice: str) -> Iterator[None]:
     except Exception as error:
         if (found := out_of_memory(error)) is None:
             raise
-        raise found.followed_by(" {advice}", advice=advice) from error
+        raise found.followed_by(f" {advice}") from error

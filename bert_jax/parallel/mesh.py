@@ -48,10 +48,9 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
         if section.platform not in ("auto", "cpu"):
             raise UserError(
                 "mesh.simulated_devices",
-                'found {found} with platform "{platform}", allowed: only with "auto" or "cpu"',
+                f'found {section.simulated_devices} with platform "{section.platform}", allowed: '
+                'only with "auto" or "cpu"',
                 place="mesh.simulated_devices",
-                found=section.simulated_devices,
-                platform=section.platform,
             )
         _set_before_backend("jax_platforms", "cpu")
         _set_before_backend("jax_num_cpu_devices", section.simulated_devices)
@@ -72,12 +71,9 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
     if section.platform not in ("auto", found):
         raise UserError(
             "mesh.platform",
-            'found "{found}", but the devices here are {devices} × "{platform}". Use "auto" or '
-            '"{platform}".',
+            f'found "{section.platform}", but the devices here are {len(jax.devices())} × '
+            f'"{found}". Use "auto" or "{found}".',
             place="mesh.platform",
-            found=section.platform,
-            devices=len(jax.devices()),
-            platform=found,
         )
     if found == "cpu" and jax.process_count() > 1:
         _connect_cpus()
@@ -131,10 +127,9 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
         except (ValueError, AttributeError) as error:
             raise UserError(
                 "mesh.slices_of_devices",
-                "found {found}, but the devices do not form that many slices ({reason})",
+                f"found {section.slices}, but the devices do not form that many slices "
+                f"({first_line(error)})",
                 place="mesh.slices",
-                found=section.slices,
-                reason=first_line(error),
             ) from error
     elif devices[0].platform == "cpu":
         grid = np.asarray(devices).reshape(data, fsdp, tensor)
@@ -165,14 +160,10 @@ def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
     if len(sizes) > 1 or sum(map(len, shares)) != len(rows):
         raise UserError(
             "mesh.uneven_processes",
-            "data {data} × fsdp {fsdp} × tensor {tensor} splits a batch unevenly over {processes} "
-            "processes. Use a tensor axis that divides the devices of a process, or a multiple of "
-            "them.",
+            f"data {len(rows) // mesh.shape[FSDP]} × fsdp {mesh.shape[FSDP]} × tensor "
+            f"{mesh.shape[TENSOR]} splits a batch unevenly over {len(held)} processes. Use a "
+            "tensor axis that divides the devices of a process, or a multiple of them.",
             place="mesh",
-            data=len(rows) // mesh.shape[FSDP],
-            fsdp=mesh.shape[FSDP],
-            tensor=mesh.shape[TENSOR],
-            processes=len(held),
         )
     return HostShare(shares.index(tuple(sorted(held[process]))), len(shares))
 
@@ -208,9 +199,7 @@ def _set_before_backend(option: str, value: object) -> None:
     except RuntimeError as error:
         raise UserError(
             "mesh.too_late",
-            "cannot set {option} = {found}, because JAX has already opened its devices in this "
+            f"cannot set {option} = {value}, because JAX has already opened its devices in this "
             "process. Start a new process.",
             place="mesh",
-            option=option,
-            found=value,
         ) from error

@@ -120,11 +120,9 @@ def _join_jax(meeting: Meeting, *, silence_seconds: float) -> None:
 def _not_joined(meeting: Meeting, reason: str) -> PeerLost:
     return PeerLost(
         "processes.not_joined",
-        "all {count} processes reported to {address}, but could not join ({reason})",
+        f"all {meeting.count} processes reported to {meeting.address}, but could not join "
+        f"({reason})",
         place="mesh.distributed",
-        count=meeting.count,
-        address=meeting.address,
-        reason=reason,
     )
 
 
@@ -161,10 +159,9 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(
                 "processes.not_found",
-                "cannot find the other processes ({reason}). Set coordinator_address, "
+                f"cannot find the other processes ({first_line(error)}). Set coordinator_address, "
                 "process_count and process_index.",
                 place="mesh.distributed",
-                reason=first_line(error),
             ) from error
     keys = ("coordinator_address", "process_count", "process_index")
     for key, value in zip(keys, known, strict=True):
@@ -176,21 +173,15 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
             )
     address, count, index = cast(tuple[str, int, int], tuple(known))
     if index >= count:
-        raise UserError(
-            "processes.index",
-            "found {found}, allowed: 0 to {last}",
-            place="mesh.distributed.process_index",
-            found=index,
-            last=count - 1,
+        raise UserError.wrong(
+            "processes.index", index, f"0 to {count - 1}", place="mesh.distributed.process_index"
         )
     host, _, port = address.rpartition(":")
     if not is_whole(port) or int(port) > LAST_PORT:
         raise UserError(
             "processes.address",
-            "found {found}, allowed: HOST or HOST:PORT, with a port up to {last_port}",
+            f"found {address}, allowed: HOST or HOST:PORT, with a port up to {LAST_PORT}",
             place="mesh.distributed.coordinator_address",
-            found=address,
-            last_port=LAST_PORT,
         )
     return Meeting(
         host.strip("[]"),

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from bert_jax.errors import KeyedError, PeerLost, UserError, first_line
+from bert_jax.errors import KeyedError, PeerLost, UserError, commas, first_line
 from bert_jax.parallel.channel import Member
 from bert_jax.parallel.error_json import error_from_json, error_to_json
 from bert_jax.parallel.same_settings import Difference, Flat, difference_error, first_difference
@@ -130,24 +130,17 @@ class _Host(socketserver.TCPServer):
             self._refuse(
                 UserError(
                     "processes.counts_differ",
-                    "found {found} in {process} and {expected} in {first}, allowed: the same "
-                    "number in all processes",
+                    f"found {count} in {member} and {self._meeting.count} in {me}, allowed: the "
+                    "same number in all processes",
                     place="mesh.distributed.process_count",
-                    found=count,
-                    process=str(member),
-                    expected=self._meeting.count,
-                    first=str(me),
                 )
             )
         elif other != member and now < self._reported[index] + _ALIVE_SECONDS:
             self._refuse(
                 UserError(
                     "processes.index_twice",
-                    "found {found} in {first} and in {second}, allowed: each index once",
+                    f"found {index} in {other} and in {member}, allowed: each index once",
                     place="mesh.distributed.process_index",
-                    found=index,
-                    first=str(other),
-                    second=str(member),
                 )
             )
         elif error and not self._outcome:
@@ -198,12 +191,9 @@ def _listen(meeting: Meeting, me: Member) -> _Host:
             if meeting.is_over:
                 raise UserError(
                     "processes.port",
-                    "cannot use port {port} on {host} ({reason}). Check whether another run still "
-                    "uses it.",
+                    f"cannot use port {meeting.port} on {me.host} ({error.strerror}). Check "
+                    "whether another run still uses it.",
                     place="mesh.distributed.coordinator_port",
-                    port=meeting.port,
-                    host=me.host,
-                    reason=error.strerror,
                 ) from error
             time.sleep(_RETRY_SECONDS)
 
@@ -229,14 +219,9 @@ def _report(meeting: Meeting, me: Member) -> Members:
         time.sleep(max(_RETRY_SECONDS, meeting.count / _REPORTS_A_SECOND))
     raise PeerLost(
         "processes.first_missing",
-        "process 0 of {count} did not answer at {address} within {seconds:.3g} s ({reason}). This "
-        "is {here}. Run the same command on every host.",
+        f"process 0 of {meeting.count} did not answer at {meeting.address} within "
+        f"{meeting.seconds:.3g} s ({why}). This is {me}. Run the same command on every host.",
         place="mesh.distributed",
-        count=meeting.count,
-        address=meeting.address,
-        seconds=meeting.seconds,
-        reason=why,
-        here=str(me),
     )
 
 
@@ -267,13 +252,9 @@ def _missing(meeting: Meeting, here: Members) -> PeerLost:
     ]
     return PeerLost(
         "processes.missing",
-        "{found} of {expected} processes reported to {address} within {seconds:.3g} s. Missing: "
-        "{missing}. Found: {here}. Run the same command on every host.",
+        f"{len(here)} of {meeting.count} processes reported to {meeting.address} within "
+        f"{meeting.seconds:.3g} s. Missing: {commas(missing)}. Found: "
+        f"{commas([str(here[index]) for index in sorted(here)])}. Run the same command on every "
+        "host.",
         place="mesh.distributed",
-        found=len(here),
-        expected=meeting.count,
-        address=meeting.address,
-        seconds=meeting.seconds,
-        missing=missing,
-        here=[str(here[index]) for index in sorted(here)],
     )

@@ -102,13 +102,7 @@ def difference_error(
     first, (key, found, expected) = next(iter(differing.items()))
     return UserError(
         "processes.settings_differ",
-        "found {found} in {process} and {expected} in {first}, allowed: the same in all processes "
-        "({differing} of {count} differ)",
+        f"found {found} in {members[first]} and {expected} in {members[0]}, allowed: the same in "
+        f"all processes ({len(differing)} of {len(members)} differ)",
         place=key,
-        found=found,
-        process=str(members[first]),
-        expected=expected,
-        first=str(members[0]),
-        differing=len(differing),
-        count=len(members),
     )

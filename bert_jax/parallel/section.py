@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import pydantic
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.section import PathText, Section
 
 SLICE: Final = "slice"
@@ -90,10 +90,8 @@ def no_device(platform: Platform, reason: str) -> UserError:
     """Returns the error for a platform without usable devices."""
     return UserError(
         "mesh.no_device",
-        'found no usable device for "{platform}" ({reason})',
+        f'found no usable device for "{platform}" ({reason})',
         place="mesh.platform",
-        platform=platform,
-        reason=reason,
     )
 
 
@@ -112,11 +110,8 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
         )
     free = [name for name, size in sizes.items() if size == -1]
     if len(free) > 1:
-        raise UserError(
-            "mesh.two_free_axes",
-            "found -1 for {found}, allowed: one axis with -1",
-            place="mesh",
-            found=free,
+        raise UserError.wrong(
+            "mesh.two_free_axes", f"-1 for {commas(free)}", "one axis with -1", place="mesh"
         )
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if free and device_count % fixed == 0:
@@ -124,11 +119,9 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
     if math.prod(sizes.values()) != device_count:
         raise UserError(
             "mesh.size",
-            "found data {data} × fsdp {fsdp} × tensor {tensor}, allowed: a product of {devices}, "
-            "the number of devices. One axis may be -1.",
+            f"found {' × '.join(f'{axis} {size}' for axis, size in sizes.items())}, allowed: a "
+            f"product of {device_count}, the number of devices. One axis may be -1.",
             place="mesh",
-            **sizes,
-            devices=device_count,
         )
     return sizes[DATA], sizes[FSDP], sizes[TENSOR]
 
@@ -136,12 +129,8 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
 def check_slices(section: MeshSection, data: int) -> None:
     """Raises UserError if the number of slices does not divide the data axis."""
     if data % section.slices:
-        raise UserError(
-            "mesh.slices",
-            "found {found}, allowed: a divisor of data = {data}",
-            place="mesh.slices",
-            found=section.slices,
-            data=data,
+        raise UserError.wrong(
+            "mesh.slices", section.slices, f"a divisor of data = {data}", place="mesh.slices"
         )
 
 
@@ -154,11 +143,7 @@ def check_batch(key: str, rows: int, *, parts: int, accumulation: int) -> None:
     if rows % unit:
         raise UserError(
             "batch.not_a_multiple",
-            "found {found}, allowed: a multiple of {unit} (data × fsdp = {parts}, accumulation "
-            "{accumulation})",
+            f"found {rows}, allowed: a multiple of {unit} (data × fsdp = {parts}, accumulation "
+            f"{accumulation})",
             place=key,
-            found=rows,
-            unit=unit,
-            parts=parts,
-            accumulation=accumulation,
         )

@@ -72,14 +72,9 @@ def parameter_sharding(
         if size % parts:
             raise UserError(
                 "mesh.parameter",
-                '{mesh_axes} = {found} does not divide the axis "{axis}" = {size} of {name}. Use '
-                "a divisor of {size}.",
+                f'{"×".join(RULES[axis])} = {parts} does not divide the axis "{axis}" = {size} of '
+                f"{name}. Use a divisor of {size}.",
                 place="mesh",
-                mesh_axes="×".join(RULES[axis]),
-                found=parts,
-                axis=axis,
-                size=size,
-                name=name,
             )
     return NamedSharding(mesh, spec)
 
@@ -132,13 +127,8 @@ def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
     """Raises UserError for the setting `key` if the mesh does not divide a logical axis."""
     parts = axis_parts(mesh, axis)
     if size % parts:
-        raise UserError(
-            "mesh.not_a_divisor",
-            "found {found}, allowed: a divisor of the model's {size} {axis}",
-            place=key,
-            found=parts,
-            size=size,
-            axis=axis,
+        raise UserError.wrong(
+            "mesh.not_a_divisor", parts, f"a divisor of the model's {size} {axis}", place=key
         )
 
 

@@ -291,9 +291,7 @@ class StopSignal:
         except Exception as error:
             failed = RunStopped(
                 "checkpoint.last_save_failed",
-                "stopped by {signal}, but the last save failed: {reason}",
-                signal=name,
-                reason=first_line(error),
+                f"stopped by {name}, but the last save failed: {first_line(error)}",
             )
             code, line = 1, failed.line()
         end_now(code, line)

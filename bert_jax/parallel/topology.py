@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean, one_of
 from bert_jax.parallel.accelerators import ACCELERATORS, Accelerator
 
 _NAMES: Final[dict[str, Accelerator]] = {
@@ -84,34 +84,27 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
     if match is None:
         raise UserError(
             "topology.form",
-            'found "{found}", allowed: a generation and a shape or a count, such as {allowed:or}'
-            "{hint}",
+            f'found "{text}", allowed: a generation and a shape or a count, such as '
+            f"{one_of(['v5e:4x4', 'v5litepod-16', 'v4-32', *others])}{did_you_mean(text, others)}",
             place=key,
-            found=text,
-            allowed=["v5e:4x4", "v5litepod-16", "v4-32", *others],
-            hint=did_you_mean(text, others),
         )
     accelerator, size = _NAMES.get(match["name"]), match["size"]
     if accelerator is None:
         raise UserError(
             "topology.generation",
-            'found "{found}", allowed: a slice of {allowed:or}{hint}',
+            f'found "{text}", allowed: a slice of '
+            f"{one_of([*ACCELERATORS, *others])}{did_you_mean(match['name'], _NAMES)}",
             place=key,
-            found=text,
-            allowed=[*ACCELERATORS, *others],
-            hint=did_you_mean(match["name"], _NAMES),
         )
     shape = _shape(accelerator, size)
     if shape is None:
         spell = _cross if "x" in size else accelerator.count
         raise UserError(
             "topology.size",
-            'found "{found}", allowed sizes of {generation}: {allowed}; did you mean "{nearest}"?',
+            f'found "{text}", allowed sizes of {accelerator.name}: '
+            f"{commas([spell(shape) for shape in accelerator.shapes])}; did you mean "
+            f'"{_suggest(accelerator, size)}"?',
             place=key,
-            found=text,
-            generation=accelerator.name,
-            allowed=[spell(shape) for shape in accelerator.shapes],
-            nearest=_suggest(accelerator, size),
         )
     return TpuTopology(accelerator, shape)
 

@@ -151,6 +151,4 @@ def _result(folder: Path, topology: str, title: str) -> CompiledStep:
 
 
 def _compiler_failed(title: str, reason: str) -> RunStopped:
-    return RunStopped(
-        "plan.compiler", "compiling {title} failed: {reason}", title=title, reason=reason
-    )
+    return RunStopped("plan.compiler", f"compiling {title} failed: {reason}")

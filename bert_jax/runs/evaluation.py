@@ -72,10 +72,8 @@ def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
             first = error.errors()[0]
             raise UserError(
                 "evaluation.damaged",
-                "found {found}, but {reason}",
+                f"found {shown(first['input'])}, but {first['msg'].lower()}",
                 place=f"{path}: {'.'.join(map(str, first['loc']))}",
-                found=shown(first["input"]),
-                reason=first["msg"].lower(),
             ) from None
         if found.split == own_split(run) and step in (None, found.step):
             return found

@@ -7,7 +7,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
@@ -49,10 +49,9 @@ def read_checkpoints(run_dir: epath.PathLike, read: Callable[[Checkpointer], Fou
                     raise
     raise UserError(
         "checkpoint.deleted",
-        "the run deleted the checkpoint during each of {reads} reads. Set a larger "
+        f"the run deleted the checkpoint during each of {_READS} reads. Set a larger "
         "train.checkpoint.keep_last.",
         place=epath.Path(run_dir) / CHECKPOINTS,
-        reads=_READS,
     )
 
 
@@ -172,10 +171,9 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
         if loaded.step not in checkpoints.on_disk.steps():
             raise UserError(
                 "checkpoint.moments_deleted",
-                "the run deleted checkpoint {step} before its moments were read. Run the same "
-                "command again.",
+                f"the run deleted checkpoint {loaded.step} before its moments were read. Run the "
+                "same command again.",
                 place=run.directory,
-                step=loaded.step,
             )
         if section.name != "adamw" or not checkpoints.on_disk.has(loaded.step, OPTIMIZER):
             return None
@@ -210,9 +208,6 @@ def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
     allowed = ["last", "best", *map(str, steps)]
     raise UserError(
         "checkpoint.unknown",
-        'found "{found}", allowed: {allowed}{hint}',
+        f'found "{asked}", allowed: {commas(allowed)}{did_you_mean(asked, allowed)}',
         place="--checkpoint",
-        found=asked,
-        allowed=allowed,
-        hint=did_you_mean(asked, allowed),
     )

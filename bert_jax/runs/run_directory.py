@@ -97,9 +97,9 @@ def open_run(directory: epath.PathLike) -> Run:
     if read_run_provenance(root).get("tokenizer_hash", tokenizer.hash) != tokenizer.hash:
         raise UserError(
             "run.tokenizer_changed",
-            "names another tokenizer than the one in {run}. Restore a copy of its files.",
+            f"names another tokenizer than the one in {root / TOKENIZER}. Restore a copy of its "
+            "files.",
             place=root / PROVENANCE,
-            run=root / TOKENIZER,
         )
     section = read_model(root, settings)
     architecture = section.resolve(vocab_size=tokenizer.vocab_size)
@@ -137,11 +137,9 @@ def claim_run(
         if foreign and not (root / CONFIG).exists():
             raise UserError(
                 "run.not_a_run",
-                "found {found} with {file}, so it is a dataset, a tokenizer or another model. "
-                "Choose a new directory.",
+                f"found {root} with {foreign[0]}, so it is a dataset, a tokenizer or another "
+                "model. Choose a new directory.",
                 place="run_dir",
-                found=root,
-                file=foreign[0],
             )
         if (root / CONFIG).exists():
             run = open_run(root)
@@ -151,10 +149,8 @@ def claim_run(
     except OSError as error:
         raise UserError(
             "run.unwritable",
-            "cannot write to {found} ({reason})",
+            f"cannot write to {root} ({error.strerror or str(error)})",
             place="run_dir",
-            found=root,
-            reason=error.strerror or str(error),
         ) from error
     return root
 
@@ -199,12 +195,9 @@ def _same_verb(run: Run, verb: RunVerb) -> None:
         wrote = "finetune" if run.is_fine_tuned else "pretrain" if run.has("train") else "import"
         raise UserError(
             "run.other_verb",
-            "found {found}, a run of `bert-jax {wrote}`, allowed: a new directory, or a run of "
-            "`bert-jax {verb}` to resume",
+            f"found {run.directory}, a run of `bert-jax {wrote}`, allowed: a new directory, or a "
+            f"run of `bert-jax {verb}` to resume",
             place="run_dir",
-            found=run.directory,
-            wrote=wrote,
-            verb=verb,
         )
 
 
@@ -212,9 +205,8 @@ def _same_model(run: Run, architecture: EncoderArchitecture, tokenizer: Tokenize
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
             "run.other_tokenizer",
-            "differs from the tokenizer of {run}. Use that tokenizer, or a new run_dir.",
+            f"differs from the tokenizer of {run.directory}. Use that tokenizer, or a new run_dir.",
             place="tokenizer",
-            run=run.directory,
         )
     if run.architecture.kind != architecture.kind:
         raise _other_model(run, "model.kind", architecture.kind, run.architecture.kind)
@@ -227,11 +219,9 @@ def _same_model(run: Run, architecture: EncoderArchitecture, tokenizer: Tokenize
 def _other_model(run: Run, key: str, found: object, expected: object) -> UserError:
     return UserError(
         "run.other_model",
-        "found {found}, but the run in {run} has {expected}. Use {expected}, or a new run_dir.",
+        f"found {found}, but the run in {run.directory} has {expected}. Use {expected}, or a new "
+        "run_dir.",
         place=key,
-        found=found,
-        run=run.directory,
-        expected=expected,
     )
 
 

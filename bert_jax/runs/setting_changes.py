@@ -50,13 +50,9 @@ def refuse_other_settings(
         if change.key not in free:
             error = UserError(
                 "run.other_setting",
-                "found {found}, but the {what} in {run} has {expected}. Use the same value or "
-                "a new run_dir.",
+                f"found {_plain(change.now)}, but the {what} in {root} has {_plain(change.was)}. "
+                "Use the same value or a new run_dir.",
                 place=change.key,
-                found=_plain(change.now),
-                what=what,
-                run=root,
-                expected=_plain(change.was),
             )
             if change.key in with_flag:
                 error = error.followed_by(" --allow-data-change permits the new value.")

@@ -35,10 +35,8 @@ def read_settings(root: epath.Path) -> dict[str, Any]:
     refuse_changed_yaml(text, where=str(path))
     settings = parse_yaml(text, str(path))
     if not isinstance(settings, dict):
-        raise UserError(
-            "run.no_keys",
-            "found no keys, allowed: the file that `bert-jax pretrain` wrote",
-            place=path,
+        raise UserError.wrong(
+            "run.no_keys", "no keys", "the file that `bert-jax pretrain` wrote", place=path
         )
     return _without_removed(settings)
 
@@ -81,12 +79,8 @@ def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
         found = "a file"
     return UserError(
         "run.missing",
-        "{found}{within}; allowed: {allowed}{hint}",
+        f"{found}{'' if root.exists() else within(root)}; allowed: {allowed}{_other_runs(root)}",
         place=root,
-        found=found,
-        within="" if root.exists() else within(root),
-        allowed=allowed,
-        hint=_other_runs(root),
     )
 
 
@@ -110,18 +104,15 @@ def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
     if not heads.mlm:
         raise UserError(
             "run.no_mlm_head",
-            "{run} has {found}. Use a run with an MLM head.",
+            f"{name} has {describe(heads)}. Use a run with an MLM head.",
             place="fill-mask",
-            run=name,
-            found=describe(heads),
         )
     if heads.causal:
         raise UserError(
             "run.causal",
-            "{run} predicts the next token, not masked tokens. Use a checkpoint of a phase with "
+            f"{name} predicts the next token, not masked tokens. Use a checkpoint of a phase with "
             "objective.kind roberta, or of another run.",
             place="fill-mask",
-            run=name,
         )
 
 

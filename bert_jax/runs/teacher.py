@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from bert_jax.encoders.build import encoder_builder, model_type
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.kernel_limits import Part, cudnn_limit
@@ -54,12 +54,9 @@ class Teacher:
         if length > self.architecture.max_position_embeddings:
             raise UserError(
                 "teacher.positions",
-                "found {teacher}, which has {found} positions, but rows have {length} tokens. Use "
-                "shorter rows.",
+                f"found {self.directory}, which has {self.architecture.max_position_embeddings} "
+                f"positions, but rows have {length} tokens. Use shorter rows.",
                 place=key,
-                teacher=self.directory,
-                found=self.architecture.max_position_embeddings,
-                length=length,
             )
 
     def load(self, abstract: Params, *, tokenizer: Tokenizer, key: str) -> Params:
@@ -72,12 +69,10 @@ class Teacher:
         if run.tokenizer.hash != tokenizer.hash:
             raise UserError(
                 "teacher.tokenizer",
-                "the tokenizer of {teacher} ({found:,} pieces) differs from the student's "
-                "({expected:,} pieces). Use a teacher with the student's tokenizer.",
+                f"the tokenizer of {self.directory} ({run.tokenizer.vocab_size:,} pieces) differs "
+                f"from the student's ({tokenizer.vocab_size:,} pieces). Use a teacher with the "
+                "student's tokenizer.",
                 place=key,
-                teacher=self.directory,
-                found=run.tokenizer.vocab_size,
-                expected=tokenizer.vocab_size,
             )
 
         def read(checkpoints: Checkpointer) -> Params:
@@ -146,12 +141,9 @@ def spread_layers(layers: Layers, *, teacher: int, student: int, place: str) -> 
     if len(layers) != student or sorted(set(layers)) != list(layers) or layers[-1] >= teacher:
         raise UserError(
             "teacher.layers",
-            "found {found}, allowed: {student} increasing numbers from 0 to {last}, one per layer "
-            "of the student",
+            f"found {commas(layers)}, allowed: {student} increasing numbers from 0 to "
+            f"{teacher - 1}, one per layer of the student",
             place=place,
-            found=layers,
-            student=student,
-            last=teacher - 1,
         )
     return layers
 
@@ -193,13 +185,10 @@ def student_params(
         if theirs is None or theirs.shape != like.shape:
             raise UserError(
                 "teacher.other_shape",
-                "the student's parameter {name} is {expected}, but the teacher has {found}. Use "
-                "the teacher's encoder and widths, or set {key}: null.",
+                f"the student's parameter {name} is {commas(like.shape)}, but the teacher has "
+                f"{commas('none' if theirs is None else list(theirs.shape))}. Use the teacher's "
+                f"encoder and widths, or set {key}: null.",
                 place=key,
-                name=name,
-                expected=list(like.shape),
-                found="none" if theirs is None else list(theirs.shape),
-                key=key,
             )
         # Without the copy, the train step would donate the teacher's own buffers.
         return jnp.copy(theirs)

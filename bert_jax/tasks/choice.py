@@ -17,7 +17,7 @@ from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.row_errors import OnError, RowErrors
 from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
 from bert_jax.data.tables import Delimiter
-from bert_jax.errors import SettingError, UserError
+from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.files.atomic import write_whole
 from bert_jax.tasks.choice_table import (
     ChoiceColumns,
@@ -92,9 +92,8 @@ class MultipleChoiceSection(FilesSection):
             if given := [name for name in own if getattr(self, name) != fields[name].default]:
                 raise SettingError(
                     "choice.preset",
-                    'set by format "{format}" already. Remove this setting.',
+                    f'set by format "{self.format}" already. Remove this setting.',
                     place=given[0],
-                    format=self.format,
                 )
             return self
         for name in _NEEDED:
@@ -106,9 +105,9 @@ class MultipleChoiceSection(FilesSection):
         if count < 1 or len({*(self.choices or ())}) != count:
             raise SettingError(
                 "choice.columns",
-                "found {found}, allowed: two or more different columns, or one column of lists",
+                f"found {self.choices}, allowed: two or more different columns, or one column of "
+                "lists",
                 place="choices",
-                found=self.choices,
             )
         least = count if count > 1 else 2
         if isinstance(self.label_is, tuple) and (
@@ -116,10 +115,9 @@ class MultipleChoiceSection(FilesSection):
         ):
             raise SettingError(
                 "choice.label_names",
-                "found {found}, allowed: {count} different names, one for each choice",
+                f"found {commas(self.label_is)}, allowed: {least} different names, one for each "
+                "choice",
                 place="label_is",
-                found=self.label_is,
-                count=least,
             )
         return self
 
@@ -176,12 +174,10 @@ class MultipleChoiceSection(FilesSection):
         most = max(table.widths[1] for table in tables.values())
         error = UserError(
             "choice.first_number",
-            "found labels from {found} on, but no 0. If they count from 0, set label_is: {zero}. "
-            "If they count from 1, set label_is: {one}.",
+            f"found labels from {min(numbers)} on, but no 0. If they count from 0, set label_is: "
+            f"{numbers_of(most, first=0)}. If they count from 1, set label_is: "
+            f"{numbers_of(most, first=1)}.",
             place="task.label",
-            found=min(numbers),
-            zero=numbers_of(most, first=0),
-            one=numbers_of(most, first=1),
         )
         if "train" in tables:
             raise error

@@ -72,9 +72,7 @@ def read_choices(
         row.require(required)
         found = _question(row, columns, numbers)
         if labelled and found.label is None:
-            raise RowError(
-                "choice.no_label", "found no label, allowed: one in each row", place=row.place
-            )
+            raise RowError.wrong("choice.no_label", "no label", "one in each row", place=row.place)
         return found
 
     table: Iterable[TableRow]
@@ -96,9 +94,8 @@ def _read_bare(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> It
     if path.suffix not in (".csv", ".tsv"):
         raise UserError(
             "choice.header",
-            "found {found} with header: false, allowed: .csv, .tsv",
+            f"found {path.suffix or 'no suffix'} with header: false, allowed: .csv, .tsv",
             place=path,
-            found=path.suffix or "no suffix",
         )
     width = None
     for line, fields in read_fields(path, delimiter=delimiter, errors=errors):
@@ -122,10 +119,8 @@ def _question(row: TableRow, columns: ChoiceColumns, numbers: set[int]) -> Choic
         if not choice.strip():
             raise RowError(
                 "choice.empty",
-                'found an empty "{column}", allowed: {choices} choices in every row',
+                f'found an empty "{name}", allowed: {len(choices)} choices in every row',
                 place=row.place,
-                column=name,
-                choices=len(choices),
             )
     stem = f"{row.text(columns.stem)} " if columns.stem else ""
     label = row.values.get(columns.label)
@@ -156,10 +151,8 @@ def _listed(row: TableRow, column: str) -> tuple[tuple[str, ...], tuple[str, ...
     if not is_list or len(texts) < 2 or (names is not None and len(names) != len(texts)):
         raise RowError(
             "choice.list",
-            'column "{column}": found {found:.60}, allowed: a list of two or more texts',
+            f'column "{column}": found {found!r:.60}, allowed: a list of two or more texts',
             place=row.place,
-            column=column,
-            found=repr(found),
         )
     return tuple(texts), tuple(map(str, names or range(len(texts))))
 
@@ -198,11 +191,9 @@ def _label(
     if label in allowed:
         raise RowError(
             "choice.label_ambiguous",
-            'found the label "{found}", which is the text of {times} choices, allowed: the text of '
-            "one choice",
+            f'found the label "{label}", which is the text of {allowed.count(label)} choices, '
+            "allowed: the text of one choice",
             place=place,
-            found=label,
-            times=allowed.count(label),
         )
     others = [other for other, texts in names.items() if label in texts]
     hint = f"; did you mean label_is: {others[0]}?" if others else None

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.model.cross_entropy import soft_target_loss
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, HeadsSection
@@ -37,14 +37,10 @@ def open_task_teacher(
     ):
         raise UserError(
             "distill.other_task",
-            "found {teacher}, which has {found} (labels: {labels}), but the task needs {expected} "
-            "(labels: {wanted}). Fine-tune the teacher on the same task first.",
+            f"found {teacher.directory}, which has {describe(theirs)} (labels: "
+            f"{commas(theirs.labels)}), but the task needs {describe(heads)} (labels: "
+            f"{commas(heads.labels)}). Fine-tune the teacher on the same task first.",
             place=TEACHER_KEY,
-            teacher=teacher.directory,
-            found=describe(theirs),
-            labels=theirs.labels,
-            expected=describe(heads),
-            wanted=heads.labels,
         )
     teacher.check_positions(max_length, key=TEACHER_KEY)
     return teacher

@@ -196,10 +196,8 @@ def no_rows(source: Path | MemoryTable, errors: RowErrors | None = None) -> User
     """Returns the error for a table that is empty, or whose rows were all skipped."""
     if errors is not None and (notes := errors.note(source, kept=0)):
         reason = notes[0].removeprefix(f"{source}: ")
-        return UserError(
-            "task.rows_skipped", "no row is left: {reason}", place=source, reason=reason
-        )
-    return UserError("task.no_rows", "found no rows, allowed: one or more", place=source)
+        return UserError("task.rows_skipped", f"no row is left: {reason}", place=source)
+    return UserError.wrong("task.no_rows", "no rows", "one or more", place=source)
 
 
 def no_benchmark(kind: str) -> Callable[[str, Sequence[Record], Path], Sequence[Path]]:
@@ -209,9 +207,8 @@ def no_benchmark(kind: str) -> Callable[[str, Sequence[Record], Path], Sequence[
         del split, records, directory
         raise UserError(
             "table.no_benchmark",
-            'found "{found}", but no benchmark accepts its predictions, allowed: glue, squad',
+            f'found "{kind}", but no benchmark accepts its predictions, allowed: glue, squad',
             place="task.kind",
-            found=kind,
         )
 
     return refuse

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 from bert_jax.data.tables import RowError
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.section import ProblemName
 from bert_jax.tasks.family import Record
@@ -73,21 +73,12 @@ class Labelling(NamedTuple):
             if required:
                 is_number = self.problem == "regression"
                 allowed = "a number" if is_number else shown_labels(self.names)
-                raise RowError(
-                    "label.missing",
-                    "found no label, allowed: {allowed}",
-                    place=place,
-                    allowed=allowed,
-                )
+                raise RowError.wrong("label.missing", "no label", commas(allowed), place=place)
             return None
         if self.problem == "regression":
             if (number := number_of(row.label)) is None:
-                raise RowError(
-                    "label.not_a_number",
-                    "found {found!r}, allowed: a number{hint}",
-                    place=place,
-                    found=row.label,
-                    hint=self.hint,
+                raise RowError.wrong(
+                    "label.not_a_number", f"{row.label!r}", f"a number{self.hint}", place=place
                 )
             return number
         names = self.names_in(row)
@@ -127,12 +118,10 @@ class Labelling(NamedTuple):
         if isinstance(found, str) and found not in self.names and is_list_text(found):
             raise RowError(
                 "label.list_text",
-                "found {found!r}, a list written as text, allowed: one label. Write rows with "
-                "lists to a .jsonl or .parquet, or the labels as a{separator}b, with "
+                f"found {found!r}, a list written as text, allowed: one label. Write rows with "
+                f"lists to a .jsonl or .parquet, or the labels as a{self.separator}b, with "
                 "finetune.task.problem=multi_label.",
                 place=self._place(row),
-                found=found,
-                separator=self.separator,
             )
         if self.problem == "multi_label":
             parts = found.split(self.separator) if isinstance(found, str) else found
@@ -152,11 +141,9 @@ class Labelling(NamedTuple):
             return str(found)
         raise RowError(
             "label.kind",
-            "found {found!r} ({type}), allowed: a text, a number, true or false. Convert the "
-            "labels to one of these types.",
+            f"found {found!r} ({type(found).__name__}), allowed: a text, a number, true or false. "
+            "Convert the labels to one of these types.",
             place=self._place(row),
-            found=found,
-            type=type(found).__name__,
         )
 
     def _place(self, row: TextRow) -> str:
@@ -229,13 +216,12 @@ def _refuse_vectors(rows: Sequence[TextRow], place: str) -> None:
     lengths = {len(each) for each in lists}
     are_bits = all(each in (0, 1) for found in lists for each in found)
     if lists and len(lengths) == 1 and max(lengths) > 1 and are_bits:
+        example = commas([f"class{at}" for at, each in enumerate(lists[0]) if each])
         raise RowError(
             "label.vectors",
-            "found {found}, a 0 or 1 for every class, allowed: the names of a row's classes. Write "
-            "lists of names: {example}.",
+            f"found {commas(lists[0])}, a 0 or 1 for every class, allowed: the names of a row's "
+            f"classes. Write lists of names: {example}.",
             place=place,
-            found=lists[0],
-            example=[f"class{at}" for at, each in enumerate(lists[0]) if each],
         )
 
 
@@ -246,10 +232,9 @@ def _refuse_mixed_truth(names: Collection[str], place: str) -> None:
     if words and numbers and len(words) + len(numbers) == len(names):
         raise RowError(
             "label.mixed_truth",
-            "found the labels {found}, allowed: words or numbers. Write true and false as 1 and 0, "
-            "or the numbers as words.",
+            f"found the labels {commas(sorted(names))}, allowed: words or numbers. Write true and "
+            "false as 1 and 0, or the numbers as words.",
             place=place,
-            found=sorted(names),
         )
 
 
@@ -307,10 +292,9 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
     if labels and 2 * len(commas) > len(labels):
         raise RowError(
             "label.decimal_comma",
-            "found {found}, a number with a comma, allowed: numbers with a point. Write 3.5, or "
-            "set finetune.task.problem=single_label if labels are names of classes.",
+            f"found {commas[0].label}, a number with a comma, allowed: numbers with a point. "
+            "Write 3.5, or set finetune.task.problem=single_label if labels are names of classes.",
             place=commas[0].place,
-            found=commas[0].label,
         )
     _refuse_several(rows)
     whole = bool(labels) and len(numbers) == len(labels)
@@ -325,13 +309,11 @@ def _refuse_several(rows: Sequence[TextRow]) -> None:
             separator, parts = several[row.label]
             raise RowError(
                 "label.several",
-                'found the label "{found}" beside {parts}. For several labels, set '
-                'finetune.task.problem=multi_label and finetune.task.label_separator="{separator}".'
-                " For one label, set finetune.task.problem=single_label.",
+                f'found the label "{row.label}" beside {commas(parts)}. For several labels, set '
+                "finetune.task.problem=multi_label and "
+                f'finetune.task.label_separator="{separator}". For one label, set '
+                "finetune.task.problem=single_label.",
                 place=row.place,
-                found=row.label,
-                parts=parts,
-                separator=separator,
             )
 
 
@@ -371,11 +353,9 @@ def unknown_label(
     """Returns the error for an unknown label. The default hint is the most similar label."""
     return RowError(
         "label.unknown",
-        'found the label "{found}", allowed: {allowed}{hint}',
+        f'found the label "{found}", allowed: '
+        f"{commas(shown_labels(allowed))}{_hint(found, allowed) if hint is None else hint}",
         place=place,
-        found=found,
-        allowed=shown_labels(allowed),
-        hint=_hint(found, allowed) if hint is None else hint,
     )
 
 
@@ -391,7 +371,6 @@ def too_few_labels(found: Collection[str], source: object, column: str | None = 
     """Returns the error for a file with fewer than two different labels."""
     return UserError(
         "label.too_few",
-        "found {found}, allowed: two or more different labels",
+        f"found {commas(sorted(found) or 'no label')}, allowed: two or more different labels",
         place=f"{source}" if column is None else f'{source}: column "{column}"',
-        found=sorted(found) or "no label",
     )

@@ -69,9 +69,8 @@ class Predictor:
                     if not np.isfinite(found).all():
                         raise Diverged(
                             "predict.not_finite",
-                            "found NaN or infinity in the logits of row {row}. The model has "
+                            f"found NaN or infinity in the logits of row {row}. The model has "
                             "diverged.",
-                            row=row,
                         )
                     reduced[row] = split.reduce(row, found)
                 done += len(batch.rows)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.data.rows.collate import special_tokens
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.runs.run_directory import Run
 from bert_jax.runs.settings import describe
@@ -47,9 +47,8 @@ class RowPredictor:
         elif model.heads.task is None:
             raise UserError(
                 "predict.no_task_head",
-                "found {found}, allowed: a fine-tuned model",
+                f"found {describe(model.heads)}, allowed: a fine-tuned model",
                 place=model.name,
-                found=describe(model.heads),
             )
         else:
             self._max_length = min(model.architecture.max_position_embeddings, MAX_LENGTH)
@@ -99,10 +98,9 @@ def _text_column(task: TaskSection, table: MemoryTable, column: str | None) -> d
     if task.kind not in _TEXT_COLUMNS:
         raise UserError(
             "predict.column",
-            'found "{found}", allowed: with a task that reads one column of texts: {allowed}',
+            f'found "{column}", allowed: with a task that reads one column of texts: '
+            f"{commas(_TEXT_COLUMNS)}",
             place="column",
-            found=column,
-            allowed=[*_TEXT_COLUMNS],
         )
     table.require_column(column)
     return {_TEXT_COLUMNS[task.kind]: column}

@@ -93,9 +93,9 @@ class FinetuneSection(Section):
         if isinstance(self.task, EmbeddingSection) and self.batch_size < 2:
             raise SettingError(
                 "embedding.batch_size",
-                "found {found}, but the loss compares the rows of a batch. Use at least 2.",
+                f"found {self.batch_size}, but the loss compares the rows of a batch. Use at "
+                "least 2.",
                 place="batch_size",
-                found=self.batch_size,
             )
         return self
 
@@ -117,10 +117,9 @@ class FinetuneSection(Section):
         if self.max_length > positions:
             raise UserError(
                 "finetune.max_length",
-                "found {found}, but the model has {positions} positions. Use at most {positions}.",
+                f"found {self.max_length}, but the model has {positions} positions. Use at most "
+                f"{positions}.",
                 place="finetune.max_length",
-                found=self.max_length,
-                positions=positions,
             )
 
     @property

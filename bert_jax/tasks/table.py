@@ -12,7 +12,7 @@ import pydantic
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.row_errors import OnError, RowError, RowErrors
 from bert_jax.data.tables import Delimiter, TableRow, read_table
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.model.section import ProblemName
 from bert_jax.section import refuse_same_column
 from bert_jax.tasks.family import (
@@ -205,9 +205,8 @@ def row_id(row: TableRow, column: str) -> int | str:
     if not _is_id(found):
         raise RowError(
             "table.id",
-            "found {found!r}, allowed: a text or a whole number",
+            f"found {found!r}, allowed: a text or a whole number",
             place=f'{row.place}: column "{column}"',
-            found=found,
         )
     return found
 
@@ -241,11 +240,9 @@ def _labelling(
     if (problem == "regression") != (len(labelling.names) == 1):
         raise UserError(
             "table.problem",
-            "found {found}, but the model has {number} labels: {labels}",
+            f"found {problem}, but the model has {len(labelling.names)} labels: "
+            f"{commas(shown_labels(labelling.names))}",
             place="task.problem",
-            found=problem,
-            number=len(labelling.names),
-            labels=shown_labels(labelling.names),
         )
     return labelling, notes
 
@@ -304,18 +301,15 @@ def _nothing_to_hold_out(train: str | None, rows: int, labelling: Labelling) -> 
     if labelling.problem != "single_label":
         return UserError(
             "table.no_dev_rows",
-            "cannot split off a dev set: all {rows:,} rows have the same text. Add rows, or "
-            "set finetune.task.dev.",
+            f"cannot split off a dev set: all {rows:,} rows have the same text. Add rows, or set "
+            "finetune.task.dev.",
             place=train,
-            rows=rows,
         )
     error = UserError(
         "table.no_dev_classes",
-        "cannot split off a dev set: found {classes:,} classes in {rows:,} rows, and a single text "
-        "in each class. Add rows to a class, or set finetune.task.dev.",
+        f"cannot split off a dev set: found {len(labelling.names):,} classes in {rows:,} rows, "
+        "and a single text in each class. Add rows to a class, or set finetune.task.dev.",
         place=train,
-        classes=len(labelling.names),
-        rows=rows,
     )
     if any(number_of(name) is None for name in labelling.names):
         return error

@@ -53,11 +53,9 @@ def merge_special(
         found, expected = (shown([token["content"] for token in each]) for each in (here, there))
         raise UserError(
             "tokenizer.added_tokens_differ",
-            "tokenizer_config.json lists {found}, and special_tokens_map.json {expected}, or one "
+            f"tokenizer_config.json lists {found}, and special_tokens_map.json {expected}, or one "
             "of them occurs twice with different settings. Remove the wrong entries.",
             place=place,
-            found=found,
-            expected=expected,
         )
     roles = {name: special[name] for name in special if name in ROLE_NAMES}
     if here:
@@ -123,13 +121,10 @@ def check_ids(spec: Spec, found: Mapping[str, int], source: str) -> None:
         if found.get(content) != number:
             raise UserError(
                 "tokenizer.added_tokens",
-                "{found} has id {id}, but the library gives it {expected}. Write its files again "
-                "in Python: transformers.AutoTokenizer.from_pretrained(directory)."
-                "save_pretrained(directory)",
+                f"{shown(content)} has id {number}, but the library gives it "
+                f"{found.get(content)}. Write its files again in Python: "
+                "transformers.AutoTokenizer.from_pretrained(directory).save_pretrained(directory)",
                 place=f"{source}: added_tokens",
-                found=shown(content),
-                id=number,
-                expected=found.get(content),
             )
 
 
@@ -194,9 +189,6 @@ def _content(entry: Any) -> Any:
 
 
 def _malformed(found: Any, place: str) -> UserError:
-    return UserError(
-        "tokenizer.added_token",
-        'found {found}, allowed: a text, or an object with "content"',
-        place=place,
-        found=shown(found),
+    return UserError.wrong(
+        "tokenizer.added_token", shown(found), 'a text, or an object with "content"', place=place
     )

@@ -113,16 +113,13 @@ def as_class(
 def _differs(
     place: str, found: str, name: Any, expected: str, example: str | None = None
 ) -> UserError:
+    texts = "" if example is None else f", with other ids for {example}"
     return UserError(
         "tokenizer.class_differs",
-        "found {found}, but {tokenizer_class} with the settings beside it replaces it by "
-        "{expected}{texts}. If the model was trained with this file, set tokenizer_class to "
-        "PreTrainedTokenizerFast in tokenizer_config.json.",
+        f"found {found}, but {name} with the settings beside it replaces it by {expected}{texts}. "
+        "If the model was trained with this file, set tokenizer_class to PreTrainedTokenizerFast "
+        "in tokenizer_config.json.",
         place=place,
-        found=found,
-        tokenizer_class=name,
-        expected=expected,
-        texts="" if example is None else f", with other ids for {example}",
     )
 
 

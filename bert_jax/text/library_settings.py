@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.files.read import read_json_object, shown
 from bert_jax.text.added_tokens import DECODER, merge_special
 from bert_jax.text.class_pipelines import FAMILIES
@@ -117,14 +117,13 @@ def check_rows(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
         return
     changed = [name for name in ("add_bos_token", "add_eos_token") if name in settings]
     if changed or not adds_special(spec):
+        found = commas(changed or shown(spec["post_processor"]))
+        without = " without these settings" if changed else ""
         raise UserError(
             "tokenizer.rows",
-            "found {found}, so transformers writes rows without [CLS] or [SEP], which we always "
-            "write. Allowed: TemplateProcessing, BertProcessing or RobertaProcessing"
-            "{without}.",
+            f"found {found}, so transformers writes rows without [CLS] or [SEP], which we always "
+            f"write. Allowed: TemplateProcessing, BertProcessing or RobertaProcessing{without}.",
             place=f"{source}: post_processor",
-            found=changed or shown(spec["post_processor"]),
-            without=" without these settings" if changed else "",
         )
 
 
@@ -143,30 +142,21 @@ def check_flags(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
         if there is not None and here.get(name) != there:
             raise UserError(
                 "tokenizer.settings_differ",
-                "{name} is {found} here and {expected} in tokenizer_config.json",
+                f"{setting} is {here.get(name)} here and {there} in tokenizer_config.json",
                 place=source,
-                name=setting,
-                found=here.get(name),
-                expected=there,
             )
 
 
 def _own_code(root: epath.Path, name: str, found: Any) -> UserError:
     return UserError(
         "tokenizer.class",
-        "found {found}, a class with code of its own. Only a tokenizer.json can replace it: "
-        "add the model's tokenizer.json and set tokenizer_class to PreTrainedTokenizerFast.",
+        f"found {shown(found)}, a class with code of its own. Only a tokenizer.json can replace "
+        "it: add the model's tokenizer.json and set tokenizer_class to PreTrainedTokenizerFast.",
         place=f"{root}: {name}",
-        found=shown(found),
     )
 
 
 def _setting(root: epath.Path, name: str, found: Any, allowed: str) -> UserError:
-    return UserError(
-        "tokenizer.setting",
-        "found {found}, allowed: {allowed}{hint}",
-        place=f"{root / CONFIG_FILE}: {name}",
-        found=shown(found),
-        allowed=allowed,
-        hint="",
+    return UserError.wrong(
+        "tokenizer.setting", shown(found), allowed, place=f"{root / CONFIG_FILE}: {name}"
     )

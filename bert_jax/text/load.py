@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean, differing
+from bert_jax.errors import UserError, did_you_mean, differing, one_of
 from bert_jax.files.read import read_bytes, read_json_object, shown
 from bert_jax.text import library_settings, pipeline_file
 from bert_jax.text.added_tokens import ADDED_FILE, with_added_tokens
@@ -90,12 +90,9 @@ def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None)
         found, wanted = differing(str(recorded), tokenizer.hash)
         raise UserError(
             "tokenizer.hash",
-            "found {found}, but the hash of {vocabulary} and the settings is {expected}. One of "
-            "the two files was changed. If you changed it, remove hash.",
+            f"found {found}, but the hash of {_FILE_OF_TYPE[kind]} and the settings is {wanted}. "
+            "One of the two files was changed. If you changed it, remove hash.",
             place=f"{path}: hash",
-            found=found,
-            vocabulary=_FILE_OF_TYPE[kind],
-            expected=wanted,
         )
     return tokenizer
 
@@ -213,14 +210,12 @@ def _no_settings(root: epath.Path) -> UserError:
         return UserError(
             "tokenizer.casing_unknown",
             "found vocab.txt without tokenizer_config.json, so its casing is unknown. Add "
-            'tokenizer_config.json with {{"do_lower_case": true}} for an uncased vocabulary, or '
+            'tokenizer_config.json with {"do_lower_case": true} for an uncased vocabulary, or '
             "with false.",
             place=root,
         )
-    return UserError(
-        "tokenizer.no_settings",
-        "found no tokenizer_config.json, allowed: a tokenizer directory",
-        place=root,
+    return UserError.wrong(
+        "tokenizer.no_settings", "no tokenizer_config.json", "a tokenizer directory", place=root
     )
 
 
@@ -229,10 +224,10 @@ def _refuse_fairseq(root: epath.Path) -> None:
     if (root / _FAIRSEQ_FILE).exists():
         raise UserError(
             "tokenizer.fairseq",
-            "found {found}, so vocab.txt is a dictionary of fairseq, as of BERTweet and PhoBERT, "
-            "which cannot be read. Only a tokenizer.json with the same ids can replace it.",
+            f"found {_FAIRSEQ_FILE}, so vocab.txt is a dictionary of fairseq, as of BERTweet and "
+            "PhoBERT, which cannot be read. Only a tokenizer.json with the same ids can replace "
+            "it.",
             place=root,
-            found=_FAIRSEQ_FILE,
         )
 
 
@@ -242,11 +237,10 @@ def _refuse_foreign(root: epath.Path) -> None:
         if (root / name).exists():
             raise UserError(
                 "tokenizer.slow_only",
-                "found {found} without tokenizer.json. Write tokenizer.json in a new environment "
-                "(pip install transformers sentencepiece protobuf): transformers.AutoTokenizer"
-                ".from_pretrained(directory).save_pretrained(directory)",
+                f"found {name} without tokenizer.json. Write tokenizer.json in a new environment "
+                "(pip install transformers sentencepiece protobuf): "
+                "transformers.AutoTokenizer.from_pretrained(directory).save_pretrained(directory)",
                 place=root,
-                found=name,
             )
 
 
@@ -265,14 +259,7 @@ def _refuse_foreign_model(path: epath.Path) -> None:
 
 
 def _wrong(path: epath.Path, key: str, found: str, allowed: object, hint: str = "") -> UserError:
-    return UserError(
-        "tokenizer.setting",
-        "found {found}, allowed: {allowed}{hint}",
-        place=f"{path}: {key}",
-        found=found,
-        allowed=allowed,
-        hint=hint,
-    )
+    return UserError.wrong("tokenizer.setting", found, f"{allowed}{hint}", place=f"{path}: {key}")
 
 
 def _kind(settings: dict[str, Any], root: epath.Path) -> str:
@@ -294,9 +281,6 @@ def _kind(settings: dict[str, Any], root: epath.Path) -> str:
     for kind, name in _FILE_OF_TYPE.items():
         if (root / name).exists():
             return kind
-    raise UserError(
-        "tokenizer.no_vocabulary",
-        "found no {allowed:or}, allowed: one of them",
-        place=root,
-        allowed=list(_FILE_OF_TYPE.values()),
+    raise UserError.wrong(
+        "tokenizer.no_vocabulary", f"no {one_of(_FILE_OF_TYPE.values())}", "one of them", place=root
     )

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import tokenizers
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas, one_of
 from bert_jax.files.read import shown
 from bert_jax.narration import tell
 from bert_jax.text.pipeline_limits import check_limits, parts_of
@@ -53,8 +53,8 @@ def check_spec(found: Mapping[str, Any], source: str) -> Spec:
     if (found.get("truncation") or {}).get("direction") == "Left":
         raise UserError(
             "tokenizer.truncation",
-            'found "Left", which keeps the end of a long text, allowed: "Right". Change it to keep '
-            "the beginning.",
+            'found "Left", which keeps the end of a long text, allowed: "Right". Change it to '
+            "keep the beginning.",
             place=f"{source}: truncation.direction",
         )
     spec = {
@@ -82,9 +82,8 @@ def check_spec(found: Mapping[str, Any], source: str) -> Spec:
     if not known:
         raise UserError(
             "tokenizer.unknown_piece",
-            "found {found}, allowed: a piece of the vocabulary",
+            f"found {shown(unknown)}, allowed: a piece of the vocabulary",
             place=f"{source}: model.{'unk_id' if kind == 'Unigram' else 'unk_token'}",
-            found=shown(unknown),
         )
     return {**spec, "model": model}
 
@@ -96,10 +95,8 @@ def model_of(found: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     if not isinstance(model, dict) or kind not in LIBRARY_MODELS or "vocab" not in model:
         raise UserError(
             "tokenizer.model_type",
-            "found {found}, allowed: {allowed}",
+            f"found {shown(kind)}, allowed: {commas(LIBRARY_MODELS)}",
             place=f"{source}: model.type",
-            found=shown(kind),
-            allowed=LIBRARY_MODELS,
         )
     return model
 
@@ -110,10 +107,9 @@ def _check_model(model: Mapping[str, Any], source: str, **allowed: Any) -> None:
         if model.get(name) not in (None, value):
             raise UserError(
                 "tokenizer.model_option",
-                "found {found}, allowed: {allowed}. Such a tokenizer cannot be imported.",
+                f"found {shown(model[name])}, allowed: {shown(value)}. Such a tokenizer cannot be "
+                "imported.",
                 place=f"{source}: model.{name}",
-                found=shown(model[name]),
-                allowed=shown(value),
             )
 
 
@@ -135,11 +131,10 @@ def marks_of(spec: Spec, source: str) -> Marks:
         return "metaspace"
     raise UserError(
         "tokenizer.pre_tokenizer",
-        "found {found}, allowed: ByteLevel with a BPE model or Metaspace with ▁, which must mark "
-        "spaces, or {allowed:or} with WordPiece. Such a tokenizer cannot be imported.",
+        f"found {kinds}, allowed: ByteLevel with a BPE model or Metaspace with ▁, which must mark "
+        f"spaces, or {one_of(_SPLIT_AT_SPACES)} with WordPiece. Such a tokenizer cannot be "
+        "imported.",
         place=f"{source}: pre_tokenizer",
-        found=kinds,
-        allowed=_SPLIT_AT_SPACES,
     )
 
 
@@ -162,9 +157,8 @@ def open_pipeline(spec: Spec, source: str) -> tokenizers.Tokenizer:
             raise
         raise UserError(
             "tokenizer.unreadable",
-            "the tokenizers library cannot read it ({reason})",
+            f"the tokenizers library cannot read it ({str(error)[:200]})",
             place=source,
-            reason=str(error)[:200],
         ) from None
 
 

@@ -62,11 +62,9 @@ def check_limits(spec: Mapping[str, Any], source: str) -> None:
         if isinstance(expression, str) and (reason := _danger(expression)) is not None:
             raise UserError(
                 "tokenizer.expression",
-                "found {found}, {reason}, which can take exponential time. Such a tokenizer cannot "
-                "be imported.",
+                f"found {shown(expression)}, {reason}, which can take exponential time. Such a "
+                "tokenizer cannot be imported.",
                 place=f"{source}: {place}",
-                found=shown(expression),
-                reason=reason,
             )
         if isinstance(content, str) and place.startswith("normalizer"):
             text = pattern.get("String") if isinstance(pattern, dict) else None
@@ -74,11 +72,9 @@ def check_limits(spec: Mapping[str, Any], source: str) -> None:
     if growth > MOST_GROWTH:
         raise UserError(
             "tokenizer.growth",
-            "found replacements that can make {found:,} characters of one, allowed: {allowed}. "
-            "Such a tokenizer cannot be imported.",
+            f"found replacements that can make {growth:,} characters of one, allowed: "
+            f"{MOST_GROWTH}. Such a tokenizer cannot be imported.",
             place=f"{source}: normalizer",
-            found=growth,
-            allowed=MOST_GROWTH,
         )
 
 

@@ -28,9 +28,8 @@ def read_roberta_files(directory: epath.Path, settings: Mapping[str, Any]) -> di
     if wrong is not None:
         raise UserError(
             "tokenizer.merge",
-            'found "{found}", allowed: two pieces in each line',
+            f'found "{" ".join(wrong)}", allowed: two pieces in each line',
             place=directory / MERGES_FILE,
-            found=" ".join(wrong),
         )
     prefix = settings.get("add_prefix_space") is True
     level = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True}

@@ -132,10 +132,9 @@ def _open_model(model: bytes, source: str) -> sentencepiece.SentencePieceProcess
     except RuntimeError:
         raise UserError(
             "tokenizer.not_sentencepiece",
-            "found {found} bytes that are no SentencePiece model, allowed: the output of "
+            f"found {len(model)} bytes that are no SentencePiece model, allowed: the output of "
             "SentencePiece's trainer",
             place=source,
-            found=len(model),
         ) from None
     return processor
 

@@ -32,8 +32,7 @@ def check_language(language: str, *, key: str = "language") -> str:
     if not _LANGUAGE.fullmatch(language):
         raise UserError(
             "language.code",
-            'found "{found}", allowed: a lower-case ISO 639 code, such as "en", "de" or "zh"',
+            f'found "{language}", allowed: a lower-case ISO 639 code, such as "en", "de" or "zh"',
             place=key,
-            found=language,
         )
     return language

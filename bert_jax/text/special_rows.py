@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, all_of
 from bert_jax.files.read import shown
 from bert_jax.text.pipeline_file import Roles, Spec, pieces_of
 from bert_jax.text.pipeline_limits import parts_of
@@ -57,10 +57,9 @@ def find_roles(settings: Mapping[str, Any], spec: Spec, source: str) -> Roles:
     if missing:
         raise UserError(
             "tokenizer.role_missing",
-            "found no special piece for {missing:and}. Name each in tokenizer_config.json, such as "
-            '"mask_token": "<mask>".',
+            f"found no special piece for {all_of(missing)}. Name each in tokenizer_config.json, "
+            'such as "mask_token": "<mask>".',
             place=source,
-            missing=missing,
         )
     unknown = found["unk"] if found["unk"] in pieces else None
     return Roles(**{**found, "unk": unknown})  # pyright: ignore[reportArgumentType]
@@ -88,10 +87,9 @@ def find_separators(settings: Mapping[str, Any], spec: Spec, roles: Roles, sourc
             ]:
                 raise UserError(
                     "tokenizer.template",
-                    "found {found}, allowed: {allowed}, with one separator or more in the middle",
+                    f"found {' '.join(pair)}, allowed: {roles.cls} A {roles.sep} B {roles.sep}, "
+                    "with one separator or more in the middle",
                     place=f"{source}: post_processor",
-                    found=" ".join(pair),
-                    allowed=f"{roles.cls} A {roles.sep} B {roles.sep}",
                 )
             held = part["special_tokens"]
             written = [(name, *held[name]["ids"]) for name in (roles.cls, roles.sep)]
@@ -109,10 +107,9 @@ def _check_ids(
     if [*written] != allowed:
         raise UserError(
             "tokenizer.template_ids",
-            "found {found}, allowed: {allowed}, the special pieces and their ids",
+            f"found {shown([*written])}, allowed: {shown(allowed)}, the special pieces and their "
+            "ids",
             place=f"{source}: post_processor",
-            found=shown([*written]),
-            allowed=shown(allowed),
         )
 
 
@@ -171,9 +168,6 @@ def content_of(value: Any, place: str) -> str | None:
         value = value.get("content")
     if value is None or isinstance(value, str):
         return value
-    raise UserError(
-        "tokenizer.role_type",
-        'found {found}, allowed: a text, or an object with "content"',
-        place=place,
-        found=shown(value),
+    raise UserError.wrong(
+        "tokenizer.role_type", shown(value), 'a text, or an object with "content"', place=place
     )

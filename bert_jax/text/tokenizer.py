@@ -114,12 +114,8 @@ class Tokenizer(abc.ABC):
         """
         for token_id in ids:
             if not 0 <= token_id < self.vocab_size:
-                raise UserError(
-                    "tokenizer.token_id",
-                    "found {found}, allowed: 0 to {most}",
-                    place="token id",
-                    found=token_id,
-                    most=self.vocab_size - 1,
+                raise UserError.wrong(
+                    "tokenizer.token_id", token_id, f"0 to {self.vocab_size - 1}", place="token id"
                 )
         return [self._vocabulary[token_id] for token_id in ids]
 

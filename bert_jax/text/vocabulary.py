@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas, one_of
 from bert_jax.files.read import read_text, shown
 
 
@@ -56,10 +56,8 @@ def find_special(
     if missing:
         raise UserError(
             "vocabulary.special_missing",
-            "found no {missing}, allowed: a vocabulary with all of {allowed}",
+            f"found no {commas(missing)}, allowed: a vocabulary with all of {commas(pieces)}",
             place=source,
-            missing=missing,
-            allowed=tuple(pieces),
         )
     return SpecialIds(*(ids[piece] for piece in pieces))
 
@@ -83,10 +81,8 @@ def read_vocabulary(path: epath.Path) -> list[str]:
     """
     lines = read_text(path).rstrip("\r\n").split("\n")
     if lines == [""]:
-        raise UserError(
-            "vocabulary.empty",
-            "found an empty file, allowed: a vocabulary, one piece per line",
-            place=path,
+        raise UserError.wrong(
+            "vocabulary.empty", "an empty file", "a vocabulary, one piece per line", place=path
         )
     line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -95,9 +91,8 @@ def read_vocabulary(path: epath.Path) -> list[str]:
         if line.strip(" \t") != line and piece.strip():
             raise UserError(
                 "vocabulary.white_space",
-                "found {found}, allowed: a piece without spaces beside it",
+                f"found {shown(line)}, allowed: a piece without spaces beside it",
                 place=f"{path}: line {number}",
-                found=shown(line),
             )
         if not piece or (piece.isspace() and piece.isascii()):
             raise UserError(
@@ -108,11 +103,9 @@ def read_vocabulary(path: epath.Path) -> list[str]:
         if piece in line_of:
             raise UserError(
                 "vocabulary.piece_twice",
-                'found "{piece}" in lines {first} and {second}, allowed: every piece once',
+                f'found "{piece}" in lines {line_of[piece]} and {number}, allowed: every piece '
+                "once",
                 place=path,
-                piece=piece,
-                first=line_of[piece],
-                second=number,
             )
         line_of[piece] = number
     return list(line_of)
@@ -128,11 +121,7 @@ def split_at_masks(text: str, *masks: str) -> list[str]:
         text = text.replace(other, first)
     parts = text.split(first)
     if len(parts) == 1:
-        raise UserError(
-            "fill_mask.no_mask",
-            'found no {allowed:or} in "{text}", allowed: one or more',
-            place="fill-mask",
-            text=text,
-            allowed=list(masks),
+        raise UserError.wrong(
+            "fill_mask.no_mask", f'no {one_of(masks)} in "{text}"', "one or more", place="fill-mask"
         )
     return parts

@@ -142,8 +142,7 @@ def damage(directory: epath.Path, *, step: int, part: str) -> str | None:
 
 def _below(directory: epath.Path, error: UserError) -> str:
     """Returns an error's message with the path relative to the directory."""
-    place = str(error.values.get("place", "")).removeprefix(f"{directory}/")
-    return str(error.with_place(place))
+    return str(error.with_place(error.place.removeprefix(f"{directory}/")))
 
 
 def foreign_files(directory: epath.Path, manifest: Manifest) -> list[str]:

@@ -263,26 +263,20 @@ def _check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
         if name not in have_by_name:
             raise UserError(
                 "checkpoint.tensor_missing",
-                "tensor {name} is missing, but the model needs it",
+                f"tensor {name} is missing, but the model needs it",
                 place=where,
-                name=name,
             )
         if name not in want_by_name:
             raise UserError(
-                "checkpoint.tensor_unknown",
-                "tensor {name} is not part of the model",
-                place=where,
-                name=name,
+                "checkpoint.tensor_unknown", f"tensor {name} is not part of the model", place=where
             )
         have, want = have_by_name[name], want_by_name[name]
         if tuple(have.shape) != tuple(want.shape) or have.dtype != want.dtype:
             raise UserError(
                 "checkpoint.tensor_form",
-                "tensor {name} is {found}, but the model needs {expected}",
+                f"tensor {name} is {have.dtype}{list(have.shape)}, but the model needs "
+                f"{want.dtype}{list(want.shape)}",
                 place=where,
-                name=name,
-                found=f"{have.dtype}{list(have.shape)}",
-                expected=f"{want.dtype}{list(want.shape)}",
             )
 
 
@@ -297,11 +291,9 @@ def _refuse_non_finite(tree: Any, *, where: epath.Path) -> None:
         if not sound:
             raise UserError(
                 "checkpoint.not_finite",
-                "tensor {name} ({dtype}{shape}) has NaN or infinity, allowed: finite numbers",
+                f"tensor {name} ({leaf.dtype}{list(leaf.shape)!s}) has NaN or infinity, "
+                "allowed: finite numbers",
                 place=where,
-                name=name,
-                dtype=str(leaf.dtype),
-                shape=str(list(leaf.shape)),
             )
 
 

@@ -10,7 +10,7 @@ import jax
 import pydantic
 from etils import epath
 
-from bert_jax.errors import RunStopped, UserError, first_line
+from bert_jax.errors import RunStopped, UserError, commas, first_line
 from bert_jax.files.read import is_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.parallel.same_settings import all_equal, require_same
@@ -195,10 +195,9 @@ class CheckpointDirectory:
         if chosen is None and any(self.entries[step].finished for step in skipped):
             raise UserError(
                 "checkpoint.all_damaged",
-                "all checkpoints are damaged ({damaged}). Copy one of them again, or use a new "
-                "run_dir.",
+                f"all checkpoints are damaged ({commas(damaged)}). Copy one of them again, or use "
+                "a new run_dir.",
                 place=self.path,
-                damaged=damaged,
             )
         if skipped:
             instead = "no earlier one" if chosen is None else f"using {chosen} instead"
@@ -220,10 +219,8 @@ def _scan(path: epath.Path) -> dict[int, StepEntry]:
         if not path.exists():
             return {}
         if not path.is_dir():
-            raise UserError(
-                "checkpoint.not_a_directory",
-                "found a file, allowed: a directory of checkpoints",
-                place=path,
+            raise UserError.wrong(
+                "checkpoint.not_a_directory", "a file", "a directory of checkpoints", place=path
             )
         names = [found.name for found in path.iterdir()]
         steps = [name for name in names if is_whole(name) and name == str(int(name[:18]))]
@@ -231,7 +228,7 @@ def _scan(path: epath.Path) -> dict[int, StepEntry]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(
-            "checkpoint.unreadable", "cannot be read ({reason})", place=path, reason=reason
+            "checkpoint.unreadable", f"cannot be read ({reason})", place=path
         ) from error
 
 

@@ -226,11 +226,9 @@ class Checkpointer:
         steps = self._found.steps()
         self._failed = RunStopped(
             "checkpoint.not_saved",
-            "checkpoint {step} was NOT SAVED ({reason}). Last checkpoint: {last}.",
+            f"checkpoint {step} was NOT SAVED ({error}). Last checkpoint: "
+            f"{steps[-1] if steps else 'none'}.",
             place=self._path,
-            step=step,
-            reason=str(error),
-            last=steps[-1] if steps else "none",
         )
         self._failed.__cause__ = error
         if self._section.on_error == "warn":
@@ -248,7 +246,7 @@ class Checkpointer:
                 "checkpoint.no_item", "no such item in the checkpoint", place=where / item
             )
         if problem := self._found.problem(step, item):
-            raise UserError("checkpoint.damaged", "damaged: {reason}", place=where, reason=problem)
+            raise UserError("checkpoint.damaged", f"damaged: {problem}", place=where)
         self._found.require_same_copies(step, item)
         return where / item
 

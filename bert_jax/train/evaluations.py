@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.errors import Diverged
+from bert_jax.errors import Diverged, commas
 from bert_jax.narration import doing
 from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.stop_signal import STOP, EvaluationCut
@@ -89,10 +89,9 @@ class Evaluator:
         if lost:
             raise Diverged(
                 "evaluation.diverged",
-                "found NaN or infinity in {names}, allowed: finite numbers. The model has "
+                f"found NaN or infinity in {commas(lost)}, allowed: finite numbers. The model has "
                 "diverged.",
                 place="evaluation",
-                names=lost,
             )
         return self._task.score(totals)
 

@@ -78,12 +78,9 @@ def check_frozen(
         if now != then:
             raise UserError(
                 "frozen.changed",
-                "found {found} (SHA-256 of the parameters of the frozen model {model}), but the "
-                "checkpoint was trained with {saved}. Use the same model, or a new directory.",
+                f"found {now} (SHA-256 of the parameters of the frozen model {name}), but the "
+                f"checkpoint was trained with {then}. Use the same model, or a new directory.",
                 place=place,
-                found=now,
-                model=name,
-                saved=then,
             )
 
 

@@ -47,8 +47,7 @@ def check_replicas(spec: TrainSpec, pause: Pause) -> None:
         return
     if found := find_deviations(pause.state, spec.mesh):
         error = replica_error(found).followed_by(
-            " Nothing was saved. Last checkpoint: {last}.",
-            last=spec.checkpoints.on_disk.newest() or "none",
+            f" Nothing was saved. Last checkpoint: {spec.checkpoints.on_disk.newest() or 'none'}."
         )
         raise error.located(f"step {pause.step}")
 
@@ -110,19 +109,13 @@ def replica_error(found: list[Deviation]) -> RunStopped:
         for each in named
     ]
     arrays = list(dict.fromkeys(name for each in named for name in each.arrays))
-    values = {"devices": devices, "array": arrays[0], "count": len(arrays)}
+    kind, how = "no_majority", ", and no majority shows which one is right"
     if outvoted:
-        return RunStopped(
-            "replicas.outvoted",
-            "the replicas on {devices} differ from the majority. Differing arrays: {count}, first "
-            "{array}.",
-            **values,
-        )
+        kind, how = "outvoted", " from the majority"
     return RunStopped(
-        "replicas.no_majority",
-        "the replicas on {devices} differ, and no majority shows which one is right. Differing "
-        "arrays: {count}, first {array}.",
-        **values,
+        f"replicas.{kind}",
+        f"the replicas on {', '.join(devices)} differ{how}. Differing arrays: {len(arrays)}, first "
+        f"{arrays[0]}.",
     )
 
 

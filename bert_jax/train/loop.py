@@ -120,7 +120,7 @@ def _run_phase(
         except Exception as error:
             memory, full = runner.programs(phase).memory, out_of_memory(error)
             if full is not None and memory is not None:
-                raise full.followed_by(" {step}", step=memory.describe()) from error
+                raise full.followed_by(f" {memory.describe()}") from error
             raise
 
 

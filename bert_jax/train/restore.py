@@ -146,11 +146,9 @@ def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
     if not saved:
         raise UserError(
             "checkpoint.params_only",
-            "found {found}, whose checkpoint {step} has parameters only. Use a new directory with "
-            "--init-from {found}.",
+            f"found {spec.run_dir}, whose checkpoint {step} has parameters only. Use a new "
+            f"directory with --init-from {spec.run_dir}.",
             place="run_dir",
-            found=spec.run_dir,
-            step=step,
         )
     if IMPORTED not in saved:
         return TrainProgress.from_json(saved)
@@ -158,11 +156,9 @@ def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
     if step >= sum(steps):
         raise UserError(
             "phases.too_few_steps",
-            "found {found} steps in all, but the imported checkpoint is at step {step}. Use more "
-            "steps, or a new run_dir with --init-from.",
+            f"found {sum(steps)} steps in all, but the imported checkpoint is at step {step}. Use "
+            "more steps, or a new run_dir with --init-from.",
             place="train.phases",
-            found=sum(steps),
-            step=step,
         )
     progress = TrainProgress.at(step, steps)
     _begin(progress, spec)
@@ -181,11 +177,9 @@ def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None])
     if progress.phase >= len(phases):
         raise UserError(
             "phases.too_few",
-            "found {found} phases, but the checkpoint is in phase {phase}, counted from 0. Use the "
-            "phases of the checkpoint, or more.",
+            f"found {len(phases)} phases, but the checkpoint is in phase {progress.phase}, "
+            "counted from 0. Use the phases of the checkpoint, or more.",
             place="train.phases",
-            found=len(phases),
-            phase=progress.phase,
         )
     phase = phases[progress.phase]
     if progress.position is None or progress.phase_step >= phase.steps:

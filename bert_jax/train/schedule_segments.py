@@ -38,9 +38,8 @@ def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
         if (found := getattr(phase, name)) is not None:
             raise UserError(
                 "phases.warmup",
-                "found {found}, allowed: only together with a learning_rate of this phase",
+                f"found {found}, allowed: only together with a learning_rate of this phase",
                 place=f"{key}.{name}",
-                found=found,
             )
 
 
@@ -56,30 +55,23 @@ def _segment(
     if rising > steps:
         raise UserError(
             "optimizer.warmup",
-            "found {found}, allowed: at most {steps}, the steps of its schedule",
+            f"found {rising}, allowed: at most {steps}, the steps of its schedule",
             place="optimizer.warmup_steps",
-            found=rising,
-            steps=steps,
         )
     share = optimizer.decay_fraction if first.decay_fraction is None else first.decay_fraction
     decay = None if share is None else math.floor(share * steps + 1e-9)
     if decay is None and optimizer.decay != "linear":
         raise UserError(
             "optimizer.decay",
-            "found {found}, allowed: linear, unless optimizer.decay_fraction is set",
+            f"found {optimizer.decay}, allowed: linear, unless optimizer.decay_fraction is set",
             place="optimizer.decay",
-            found=optimizer.decay,
         )
     if rising + (decay or 0) > steps:
         raise UserError(
             "optimizer.decay_fraction",
-            "found {found}, which are {decay} steps after {warmup} steps of warm-up, but the "
-            "schedule has only {steps} steps",
+            f"found {share}, which are {decay} steps after {rising} steps of warm-up, but the "
+            f"schedule has only {steps} steps",
             place="optimizer.decay_fraction",
-            found=share,
-            decay=decay,
-            warmup=rising,
-            steps=steps,
         )
     return segment._replace(decay_steps=decay, shape=optimizer.decay)
 
@@ -97,10 +89,7 @@ def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
         if found not in (own, OptimizerSection.model_fields[name].default):
             raise UserError(
                 "optimizer.replaced",
-                "found {found}, but train.phases.0 has its own schedule with {expected}. Set "
-                "train.phases.0.{name} instead.",
+                f"found {found}, but train.phases.0 has its own schedule with {own}. Set "
+                f"train.phases.0.{name} instead.",
                 place=f"optimizer.{name}",
-                found=found,
-                expected=own,
-                name=name,
             )

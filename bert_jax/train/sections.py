@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import pydantic
 
 from bert_jax.data.loader.packing import PackingSection
-from bert_jax.errors import SettingError, UserError
+from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.section import PathText, Section
 
@@ -69,17 +69,15 @@ class PhaseSection(Section):
         if sizes != sorted(set(sizes)):
             raise SettingError(
                 "phases.batch_ramp",
-                "found the batch sizes {found}, allowed: rising sizes",
+                f"found the batch sizes {commas(sizes)}, allowed: rising sizes",
                 place="batch_ramp",
-                found=sizes,
             )
         if self.ramp_steps >= self.steps:
             raise SettingError(
                 "phases.batch_ramp_steps",
-                "found {found} steps, allowed: fewer than {steps}, the steps of the phase",
+                f"found {self.ramp_steps} steps, allowed: fewer than {self.steps}, the steps of "
+                "the phase",
                 place="batch_ramp",
-                found=self.ramp_steps,
-                steps=self.steps,
             )
         return self
 
@@ -100,11 +98,9 @@ class PhaseSection(Section):
         if architecture.rotary_setting is None:
             raise UserError(
                 "phases.rotary_theta",
-                "found {found}, but the encoder {encoder} has no rotary positions. Remove this "
-                "setting.",
+                f"found {self.rotary_theta}, but the encoder {architecture.kind} has no rotary "
+                "positions. Remove this setting.",
                 place=f"{key}.rotary_theta",
-                found=self.rotary_theta,
-                encoder=architecture.kind,
             )
         return {architecture.rotary_setting: self.rotary_theta}
 
@@ -116,11 +112,9 @@ class PhaseSection(Section):
         if self.seq_length > positions:
             raise UserError(
                 "phases.seq_length",
-                "found {found}, allowed: at most {positions}, the model's positions "
+                f"found {self.seq_length}, allowed: at most {positions}, the model's positions "
                 "(model.architecture.max_position_embeddings)",
                 place=f"{key}.seq_length",
-                found=self.seq_length,
-                positions=positions,
             )
 
     @property
@@ -150,20 +144,19 @@ class StopAtSection(Section):
     @pydantic.model_validator(mode="after")
     def _one_limit(self) -> StopAtSection:
         if (self.at_least is None) == (self.at_most is None):
+            found = "none" if self.at_least is None else "both"
             raise SettingError(
                 "evaluation.stop_at",
-                "found {found} of at_least and at_most, allowed: one of them",
+                f"found {found} of at_least and at_most, allowed: one of them",
                 place="at_least",
-                found="none" if self.at_least is None else "both",
             )
         name = "at_most" if self.at_least is None else "at_least"
         limit = getattr(self, name)
         if self.metric.endswith("accuracy") and not 0 <= limit <= 1:
             raise SettingError(
                 "evaluation.stop_at_fraction",
-                "found {found}, allowed: a fraction from 0 to 1, such as 0.75 for 75%",
+                f"found {limit}, allowed: a fraction from 0 to 1, such as 0.75 for 75%",
                 place=name,
-                found=limit,
             )
         return self
 

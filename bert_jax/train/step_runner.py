@@ -145,12 +145,10 @@ class StepRunner:
         self._write_line(bad)
         raise Diverged(
             "step.bad",
-            "{reason}. Last checkpoint: {last}. {folder} has the batch and the state before the "
-            "step.",
+            f"{bad.reason}{bad.exhausted}. Last checkpoint: "
+            f"{checkpoints.on_disk.newest() or 'none'}. {folder} has the batch and the state "
+            "before the step.",
             place=f"step {bad.step}",
-            reason=f"{bad.reason}{bad.exhausted}",
-            last=checkpoints.on_disk.newest() or "none",
-            folder=folder,
         )
 
     def roll_back(self, bad: BadStep, state: TrainState) -> TrainState:

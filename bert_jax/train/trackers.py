@@ -147,7 +147,7 @@ def _library(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError:
         raise UserError(
-            "tracker.not_installed", "not installed. Run pip install {name}.", place=name, name=name
+            "tracker.not_installed", f"not installed. Run pip install {name}.", place=name
         ) from None
 
 

@@ -90,21 +90,13 @@ class Watchdog:
             elif kind == "input" or is_waiting_for_input():
                 limit = max(limit, _INPUT_SECONDS)
             if waited > limit:
-                values = {"seconds": waited, "median": median}
-                if kind == "evaluate":
-                    hang = RunStopped(
-                        "watchdog.no_batch",
-                        "no batch of an evaluation finished for {seconds:.0f} s (median step: "
-                        "{median:.3g} s).",
-                        **values,
+                what = "batch of an evaluation" if kind == "evaluate" else "step"
+                self._end(
+                    RunStopped(
+                        f"watchdog.no_{what.split()[0]}",
+                        f"no {what} finished for {waited:.0f} s (median step: {median:.3g} s).",
                     )
-                else:
-                    hang = RunStopped(
-                        "watchdog.no_step",
-                        "no step finished for {seconds:.0f} s (median step: {median:.3g} s).",
-                        **values,
-                    )
-                self._end(hang)
+                )
 
     def _end(self, hang: RunStopped) -> None:
         """Writes the stacks to standard error and the run directory, and ends the process.
@@ -121,8 +113,8 @@ class Watchdog:
             refusal = _refusal_in_time(lambda: path.write_text(text))
             hang = hang.followed_by(
                 " Run the same command again to resume from the last checkpoint. Stacks of all "
-                "threads: {stacks}.",
-                stacks=path if refusal is None else f"on standard error only ({path}: {refusal})",
+                "threads: "
+                f"{path if refusal is None else f'on standard error only ({path}: {refusal})'}."
             )
         finally:
             end_now(HANGS, hang.line(), printed=not stderr_works)

@@ -23,7 +23,7 @@ def starting_jax(*, on_cpu: bool = False) -> Iterator[None]:
                 raise
             # JAX reads its environment variables at the import: "invalid truth value 'x' for …"
             raise UserError(
-                "environment.value", "JAX does not start: {reason}", reason=first_line(error)
+                "environment.value", f"JAX does not start: {first_line(error)}"
             ) from error
         if on_cpu:
             import jax

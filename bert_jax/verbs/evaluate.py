@@ -67,10 +67,9 @@ def evaluate(
         if dataset is not None:
             raise UserError(
                 "evaluate.dataset_of_task",
-                "found {found}, but {run} is fine-tuned. Use `bert-jax predict --input` instead.",
+                f"found {dataset}, but {run_dir} is fine-tuned. Use `bert-jax predict --input` "
+                "instead.",
                 place="--dataset",
-                found=dataset,
-                run=run_dir,
             )
         result = evaluate_task(
             run, role=split, checkpoint=checkpoint, batch_size=batch_size, mesh=mesh

@@ -92,18 +92,16 @@ def _make(section: ExamplesSection, extra: ExtraOutputs, say: Callable[[str], No
     if not epath.Path(section.tokenizer).exists():
         raise UserError(
             "examples.tokenizer_missing",
-            "found no directory {found}{within}. Run `bert-jax vocab` to make a tokenizer.",
+            f"found no directory {section.tokenizer}{within(section.tokenizer)}. Run `bert-jax "
+            "vocab` to make a tokenizer.",
             place="examples.tokenizer",
-            found=section.tokenizer,
-            within=within(section.tokenizer),
         )
     with under("examples", ExamplesSection):
         if extra.any and is_remote(output):
             raise UserError(
                 "examples.in_bucket",
-                "found {found}. Copy the dataset to this machine to read it.",
+                f"found {output}. Copy the dataset to this machine to read it.",
                 place="output",
-                found=output,
             )
         if not (extra.any and (output / PROVENANCE_NAME).exists()):
             return make_examples(section, progress=say)
@@ -127,12 +125,9 @@ def _write_extra(
         found, wanted = differing(tokenizer.hash, provenance.tokenizer_hash)
         raise UserError(
             "examples.tokenizer_changed",
-            "found {found} ({hash}), but {output} was made with another tokenizer ({expected})",
+            f"found {section.tokenizer} ({found}), but {output} was made with another tokenizer "
+            f"({wanted})",
             place="examples.tokenizer",
-            found=section.tokenizer,
-            hash=found,
-            output=output,
-            expected=wanted,
         )
     masking, seed = masking_of(config.objective) or MaskingSection(), config.seed
     names = sorted(provenance.splits, key=lambda name: name != "train")
@@ -171,10 +166,7 @@ def _check_settings(section: ExamplesSection, made: Provenance) -> None:
         if (asked := getattr(section, name)) != value:
             raise UserError(
                 "examples.setting_changed",
-                "found {found}, but {output} was made with {expected}. Use that value or another "
-                "output.",
+                f"found {asked}, but {section.output} was made with {value}. Use that value or "
+                "another output.",
                 place=name,
-                found=asked,
-                output=section.output,
-                expected=value,
             )

@@ -101,12 +101,8 @@ def export(
     """
     for option, value, only in (("--as", kind, "hf"), ("--outputs", outputs, "stablehlo")):
         if value is not None and to != only:
-            raise UserError(
-                "export.option",
-                "found with --to {found}, allowed: with --to {allowed}",
-                place=option,
-                found=to,
-                allowed=only,
+            raise UserError.wrong(
+                "export.option", f"with --to {to}", f"with --to {only}", place=option
             )
     require_local(output, verb="export")
 
@@ -156,24 +152,17 @@ def _refuse_unknown_to(to: Format, run: Run) -> None:
         if (found := getattr(run.architecture, name, allowed)) != allowed:
             raise UserError(
                 "export.setting",
-                "found {found}, but --to {format} has only models with {allowed}. Use --to "
-                "stablehlo.",
+                f"found {found}, but --to {to} has only models with {allowed}. Use --to stablehlo.",
                 place=f"model.architecture.{name}",
-                found=found,
-                allowed=allowed,
-                format=to,
             )
     fits = to == "hf" and classes_for(format, run.heads, model_type=_model_type(run))
     if run.heads.causal and not fits:
         raise UserError(
             "export.causal",
-            "found {found} with {heads}, but --to {format} has no such model of the encoder "
-            "{encoder}. Use --to stablehlo, or a checkpoint of a phase with masks.",
+            f"found {run.directory} with {describe(run.heads)}, but --to {to} has no such model "
+            f"of the encoder {run.architecture.kind}. Use --to stablehlo, or a checkpoint of a "
+            "phase with masks.",
             place="export",
-            found=run.directory,
-            heads=describe(run.heads),
-            format=to,
-            encoder=run.architecture.kind,
         )
 
 

@@ -58,9 +58,8 @@ def extend_vocab(section: VocabSection, *, force: bool, say: Callable[[str], Non
         if not words:
             raise UserError(
                 "vocab.nothing_new",
-                "found no word of several pieces that occurs {count} times or more",
+                f"found no word of several pieces that occurs {MIN_COUNT} times or more",
                 place="input",
-                count=MIN_COUNT,
             )
         if len(words) < section.new_pieces:
             say(f"the text has {len(words):,} new words, fewer than vocab.new_pieces")

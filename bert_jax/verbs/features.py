@@ -95,11 +95,8 @@ def features(
     except SettingError as error:
         raise error.at("--pair-column") from None
     if level != "sentence" and pool is not None:
-        raise UserError(
-            "features.level",
-            "found with --level {found}, allowed: with --level sentence",
-            place="--pool",
-            found=level,
+        raise UserError.wrong(
+            "features.level", f"with --level {level}", "with --level sentence", place="--pool"
         )
     target = Path(output)
     writers.check_output(target, force=force)
@@ -120,9 +117,7 @@ def features(
         # Report a wrong column before the slow read of a checkpoint.
         first = next(texts, None)
         if first is None:
-            raise UserError(
-                "features.no_text", "found no text, allowed: one or more", place=input_path
-            )
+            raise UserError.wrong("features.no_text", "no text", "one or more", place=input_path)
         model = model_of_run(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
         step, extractor = model.loaded.step, FeatureExtractor(settings, model)
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from bert_jax.config import AnyConfig, RunConfig, as_config
 from bert_jax.data.memory_table import MemoryTable, Rows
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas, one_of
 from bert_jax.narration import speaking
 from bert_jax.parallel.memory import advising
 from bert_jax.runs.lock import hold_run
@@ -92,9 +92,8 @@ def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Con
             if (root / SWEEP).exists():
                 raise UserError(
                     "run_dir.sweep",
-                    "found {found}, a sweep. Use the settings of the sweep, or a new directory.",
+                    f"found {root}, a sweep. Use the settings of the sweep, or a new directory.",
                     place="run_dir",
-                    found=root,
                 )
             show_data(prepared, console)
             return run_finetuning(
@@ -108,10 +107,8 @@ def no_table(
     """Returns the error for an argument that only tasks with tables accept."""
     return UserError(
         "finetune.task_without_table",
-        'found with task "{found}", allowed: with task {allowed:or}',
+        f'found with task "{kind}", allowed: with task {one_of(allowed)}',
         place=place,
-        found=kind,
-        allowed=allowed,
     )
 
 
@@ -128,12 +125,8 @@ def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
         kinds = ("table", "multiple_choice", "token_classification", "squad", "embedding")
         raise no_table("data", task.kind, allowed=kinds)
     if unknown := [key for key in data if key not in TABLES]:
-        raise UserError(
-            "finetune.table_unknown",
-            'found "{found}", allowed: {allowed}',
-            place="data",
-            found=unknown[0],
-            allowed=TABLES,
+        raise UserError.wrong(
+            "finetune.table_unknown", f'"{unknown[0]}"', commas(TABLES), place="data"
         )
     labels: Sequence[str] = ()
     if isinstance(task, TableSection):

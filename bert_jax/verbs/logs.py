@@ -78,8 +78,6 @@ def read_log(
     if not part and not shown and not follow:
         raise UserError(
             "job.no_output",
-            "host {host} of attempt {attempt} has no output yet. Use --follow to wait for it.",
+            f"host {worker} of attempt {attempt} has no output yet. Use --follow to wait for it.",
             place=files.log(attempt, worker),
-            host=worker,
-            attempt=attempt,
         )

@@ -108,8 +108,7 @@ def _vocab_size(config: RunConfig) -> int:
         return config.vocab.size
     raise CannotPlan(
         "plan.vocab_size",
-        "found {found}, allowed: a tokenizer on this machine. If it is not here, give its size, "
-        "such as --vocab-size 30522.",
+        f"found {config.tokenizer}, allowed: a tokenizer on this machine. If it is not here, give "
+        "its size, such as --vocab-size 30522.",
         place="tokenizer",
-        found=config.tokenizer,
     )

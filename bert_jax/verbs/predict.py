@@ -11,7 +11,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.data.row_errors import OnError
-from bert_jax.errors import UserError, counted
+from bert_jax.errors import UserError, commas, counted
 from bert_jax.files.atomic import output_exists, require_other_file
 from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.model.section import HeadsSection
@@ -142,19 +142,16 @@ def _check_output(path: Path, *, submission: bool, force: bool) -> None:
     """Raises UserError before any computation if the suffix is wrong or the output exists."""
     if submission:
         if path.exists() and not path.is_dir():
-            raise UserError(
-                "predict.submission_file",
-                "found a file, allowed: a directory for --submission",
-                place=path,
+            raise UserError.wrong(
+                "predict.submission_file", "a file", "a directory for --submission", place=path
             )
         return
     if path.suffix not in SUFFIXES:
         raise UserError(
             "predict.suffix",
-            "found {found}, allowed: {allowed}, or a directory with --submission",
+            f"found {path.suffix or 'no suffix'}, allowed: {commas(SUFFIXES)}, or a directory "
+            "with --submission",
             place=path,
-            found=path.suffix or "no suffix",
-            allowed=SUFFIXES,
         )
     if path.exists() and not force:
         raise output_exists(path)

@@ -90,9 +90,8 @@ def finetune_settings(
         if getattr(config, name) != RunConfig.model_fields[name].default:
             raise UserError(
                 "finetune.pretraining_section",
-                "found settings of pretraining, allowed with finetune: {allowed}",
+                f"found settings of pretraining, allowed with finetune: {allowed}",
                 place=name,
-                allowed=allowed,
             )
     with starting_jax():
         from bert_jax.verbs.import_checkpoint import find_origin
@@ -116,11 +115,9 @@ def _check_workers(loader: LoaderSection) -> None:
     if loader.workers > most:
         raise UserError(
             "loader.workers",
-            "found {found}, allowed here: at most {most}, because this process has {cores} cores",
+            f"found {loader.workers}, allowed here: at most {most}, because this process has "
+            f"{available_cores()} cores",
             place="loader.workers",
-            found=loader.workers,
-            most=most,
-            cores=available_cores(),
         )
 
 

@@ -28,10 +28,8 @@ def stop(job: str, *, bucket: str | None = None, say: Say = print) -> None:
     if (state := read_state(files)).outcome is not None and state.current is None:
         raise UserError(
             "job.ended",
-            "this job has ended: {outcome} {reason}",
+            f"this job has ended: {state.outcome} {state.message}",
             place=files.directory,
-            outcome=state.outcome,
-            reason=state.message,
         )
     write_whole(files.stop, "{}\n")
     section, lock = read_job(files).submit, lock_at(files.lease, say=say)

@@ -202,9 +202,8 @@ def _bucket(section: SubmitSection) -> str:
     if not bucket.startswith("gs://"):
         raise UserError(
             "submit.bucket_local",
-            "found {found}, allowed: gs://…, or a directory with --on local",
+            f"found {bucket}, allowed: gs://…, or a directory with --on local",
             place="--bucket",
-            found=bucket,
         )
     check_bucket_name(bucket)
     return bucket.rstrip("/")
@@ -218,10 +217,9 @@ def _with_free_name(prepared: PreparedJob) -> PreparedJob:
         if read_state(files).outcome is None:
             raise UserError(
                 "submit.running",
-                "this job has not ended. Use `bert-jax watch {job}`, `bert-jax stop {job}`, or "
-                "another --name.",
+                f"this job has not ended. Use `bert-jax watch {files.directory}`, `bert-jax stop "
+                f"{files.directory}`, or another --name.",
                 place=files.directory,
-                job=files.directory,
             )
         number += 1
         name = f"{job.name}-{number}"

@@ -78,12 +78,12 @@ def _allowed(findings: Sequence[PreflightFinding], job: Job, *, say: Say) -> Seq
     try:
         return preflight.refuse(findings, job.placements)
     except UserError as error:
-        raised = error.key, error.values
+        raised = error.line()
         raise
     finally:
         for finding in findings:
             error = finding.error
-            is_raised = error is not None and (error.key, error.values) == raised
+            is_raised = error is not None and error.line() == raised
             if finding.verdict != "fine" and not is_raised:
                 where = f"{finding.placement.place}: " if finding.placement else ""
                 say(f"{finding.verdict}: {where}{finding.line}")
@@ -103,9 +103,8 @@ def require_limit(job: Job, *, no_limit: bool) -> None:
     if cost is not None and no_limit:
         raise UserError(
             "submit.two_limits",
-            "found with submit.limits.cost = {found:,.2f}. Remove one of them.",
+            f"found with submit.limits.cost = {cost:,.2f}. Remove one of them.",
             place="--no-limit",
-            found=cost,
         )
 
 
@@ -184,9 +183,8 @@ def _plan(
             if not found.fits:
                 error = UserError(
                     "submit.does_not_fit",
-                    "the run does not fit. See `bert-jax plan … --topology {on}`.",
+                    f"the run does not fit. See `bert-jax plan … --topology {placement.on}`.",
                     place="plan",
-                    on=placement.on,
                 )
                 yield preflight.wrong(error, placement)
             elif found.hours is not None:

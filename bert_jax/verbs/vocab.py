@@ -56,10 +56,9 @@ def vocab(
         if not force and (directory / CONFIG_FILE).exists():
             raise UserError(
                 "vocab.exists",
-                "{found} has a tokenizer that datasets and runs may use. Choose another directory "
-                "or add --force.",
+                f"{section.output} has a tokenizer that datasets and runs may use. Choose another "
+                "directory or add --force.",
                 place="vocab.output",
-                found=section.output,
             )
         if not is_remote(directory):
             _refuse_input(pathlib.Path(directory), section)
@@ -75,10 +74,7 @@ def _refuse_input(directory: pathlib.Path, section: VocabSection) -> None:
         if glob.has_magic(pattern) and fnmatch.fnmatch(file, os.path.abspath(pattern)):
             raise UserError(
                 "vocab.output_is_input",
-                "found {found}, where {file} would match the input {pattern}. Choose another "
-                "directory.",
+                f"found {section.output}, where {VOCAB_FILE} would match the input {pattern}. "
+                "Choose another directory.",
                 place="vocab.output",
-                found=section.output,
-                file=VOCAB_FILE,
-                pattern=pattern,
             )

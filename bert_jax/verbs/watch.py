@@ -76,9 +76,9 @@ def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
     if not lock.take():
         raise UserError(
             "job.watched",
-            "another process watches this job (host and process {holder}), allowed: one",
+            f"another process watches this job (host and process {lock.holder or 'unknown'}), "
+            "allowed: one",
             place=files.directory,
-            holder=lock.holder or "unknown",
         )
     try:
         yield lock
@@ -98,13 +98,7 @@ def unwatched_line(files: JobFiles) -> str:
 def outcome_line(job: Job, state: SupervisorState) -> str:
     """Returns a line on a job's outcome. Raises RunStopped if it failed or reached a limit."""
     if state.outcome in ("failed", "limit"):
-        raise RunStopped(
-            "job.failed",
-            "{outcome}: {reason}",
-            place=job.name,
-            outcome=state.outcome,
-            reason=state.message,
-        )
+        raise RunStopped("job.failed", f"{state.outcome}: {state.message}", place=job.name)
     # Time to the deletion of the last machines: a later command may have updated `seen`.
     last = state.attempts[-1].deleted if state.attempts else None
     spent = timedelta(seconds=round(state.hours(last or state.seen) * 3600))

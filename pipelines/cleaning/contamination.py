@@ -78,10 +78,9 @@ def _squad(path: str) -> Iterator[list[str]]:
     except (KeyError, TypeError) as error:
         raise UserError(
             "contamination.squad",
-            "found no {missing}, allowed: SQuAD's data, paragraphs, context, qas and question. For "
+            f"found no {error}, allowed: SQuAD's data, paragraphs, context, qas and question. For "
             "other examples use a .tsv, a .jsonl or a text file.",
             place=path,
-            missing=str(error),
         ) from error
 
 

@@ -133,31 +133,24 @@ def _keeps(
     except Exception as error:
         raise UserError(
             "cleaning.filter_failed",
-            "the function raised {error} for the document {document}: {reason}",
+            f"the function raised {type(error).__name__} for the document {identity}: {error}",
             place=LANGUAGE_FILTER,
-            error=type(error).__name__,
-            document=identity,
-            reason=str(error),
         ) from error
     if isinstance(answer, bool):
         return answer
     if not isinstance(answer, str):
         raise UserError(
             "cleaning.filter_answer",
-            "the function returned {found} for the document {document}, allowed: True, False or a "
-            "language code",
+            f"the function returned {answer!r:.60} for the document {identity}, allowed: True, "
+            "False or a language code",
             place=LANGUAGE_FILTER,
-            found=f"{answer!r:.60}",
-            document=identity,
         )
     if not languages:
         raise UserError(
             "cleaning.no_languages",
-            'found none, but language_filter returned the code "{code}" for the document '
-            "{document}. List the codes to keep.",
+            f'found none, but language_filter returned the code "{answer}" for the document '
+            f"{identity}. List the codes to keep.",
             place="examples.cleaning.languages",
-            code=answer,
-            document=identity,
         )
     return answer in languages
 

@@ -19,7 +19,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.cores import available_cores
-from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
+from bert_jax.errors import UserError, did_you_mean, first_line, not_installed, one_of
 from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.engines.local import use_one_thread
 from bert_jax.section import Section, Strings
@@ -64,12 +64,12 @@ class BeamSection(Section):
             secret = name.startswith("-") and _SECRET.search(name) and not _IN_ENVIRONMENT(value)
             if (value and secret) or _IN_ADDRESS.search(option):
                 # Not a SettingError: pydantic would show the secret in its message.
+                found = name if equals else option.split("//")[0]
                 raise UserError(
                     "beam.secret",
-                    "found a secret in {found}, which would be saved with the run. Use an "
+                    f"found a secret in {found}, which would be saved with the run. Use an "
                     "environment variable, such as --password=$PASSWORD.",
                     place=_OPTIONS,
-                    found=name if equals else option.split("//")[0],
                 )
         return options
 
@@ -148,12 +148,9 @@ class BeamEngine:
         if open_jobs:
             raise UserError(
                 "beam.no_result",
-                "{missing} of {jobs} jobs left no result. Use an output that all workers of "
-                "{runner} can reach by this path.",
+                f"{len(open_jobs)} of {len(jobs)} jobs left no result. Use an output that all "
+                f"workers of {self._runner} can reach by this path.",
                 place=self._directory,
-                missing=len(open_jobs),
-                jobs=len(jobs),
-                runner=self._runner,
             )
 
     def _run_pipeline(self, stage: epath.Path, count: int, failed: list[BaseException]) -> None:
@@ -217,20 +214,16 @@ def _results(stage: epath.Path, pipeline: threading.Thread) -> Iterator[tuple[in
 def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
     given = {option.partition("=")[0] for option in section.options}
     if "--runner" in given:
-        raise UserError(
-            "beam.runner_option",
-            "found --runner, allowed: the setting examples.beam.runner",
-            place=_OPTIONS,
+        raise UserError.wrong(
+            "beam.runner_option", "--runner", "the setting examples.beam.runner", place=_OPTIONS
         )
     if section.runner != _DIRECT:
         if workers is not None:
             raise UserError(
                 "beam.workers_ignored",
-                "found {found}, but beam.runner is {runner}. Remove workers and set that runner's "
-                "own option in beam.options.",
+                f"found {workers}, but beam.runner is {section.runner}. Remove workers and set "
+                "that runner's own option in beam.options.",
                 place="workers",
-                found=workers,
-                runner=section.runner,
             )
         # By default Dask puts 128 jobs into a partition, so most workers would get none.
         own = {"--dask_partition_size", "--dask_npartitions"}
@@ -239,9 +232,8 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
     if workers is not None and "--direct_num_workers" in given:
         raise UserError(
             "beam.workers_twice",
-            "found {found}, but beam.options has --direct_num_workers. Set only one of them.",
+            f"found {workers}, but beam.options has --direct_num_workers. Set only one of them.",
             place="workers",
-            found=workers,
         )
     defaults = {
         "--direct_running_mode": "multi_processing",
@@ -259,11 +251,9 @@ def _make_runner(name: str) -> Any:
     if "." not in name and name not in allowed:
         raise UserError(
             "beam.runner",
-            'found "{found}", allowed: {allowed:or}{hint}',
+            f'found "{name}", allowed: '
+            f"{one_of([*allowed, 'module.Class'])}{did_you_mean(name, allowed)}",
             place=_RUNNER,
-            found=name,
-            allowed=[*allowed, "module.Class"],
-            hint=did_you_mean(name, allowed),
         )
     if "." in name:
         check_module(name, key=_RUNNER, found=name, allowed=("apache_beam",))
@@ -271,11 +261,7 @@ def _make_runner(name: str) -> Any:
         return beam.runners.runner.create_runner(_FULL_NAMES.get(name, name))
     except (ImportError, AttributeError) as error:
         raise UserError(
-            "beam.runner_import",
-            "{found} cannot be imported ({reason})",
-            place=_RUNNER,
-            found=name,
-            reason=first_line(error),
+            "beam.runner_import", f"{name} cannot be imported ({first_line(error)})", place=_RUNNER
         ) from error
 
 
@@ -284,9 +270,7 @@ def _check_flags(flags: list[str], *, runner: Any) -> None:
     beam = _import_beam()
 
     def refuse(message: str) -> None:
-        raise UserError(
-            "beam.option", "rejected by Apache Beam: {reason}", place=_OPTIONS, reason=message
-        )
+        raise UserError("beam.option", f"rejected by Apache Beam: {message}", place=_OPTIONS)
 
     def check(parser: Any) -> None:
         parser.error = refuse
@@ -295,11 +279,9 @@ def _check_flags(flags: list[str], *, runner: Any) -> None:
             names = [f"--{option}" for option in vars(parser.parse_known_args([])[0])]
             raise UserError(
                 "beam.option_unknown",
-                'found "{found}", allowed: the options of Apache Beam {version}{hint}',
+                f'found "{name}", allowed: the options of Apache Beam '
+                f"{beam.__version__}{did_you_mean(name, names)}",
                 place=_OPTIONS,
-                found=name,
-                version=beam.__version__,
-                hint=did_you_mean(name, names),
             )
 
     if isinstance(runner, beam.runners.portability.portable_runner.PortableRunner):
@@ -315,10 +297,8 @@ def _from_environment(option: str) -> str:
     if (found := os.environ.get(value[1:])) is None:
         raise UserError(
             "beam.environment",
-            "found {name}={found}, but the environment has no such variable",
+            f"found {name}={value}, but the environment has no such variable",
             place=_OPTIONS,
-            name=name,
-            found=value,
         )
     return f"{name}{equals}{found}"
 

@@ -71,9 +71,8 @@ class WorkerPool:
         except BrokenProcessPool as error:
             raise RunStopped(
                 "examples.worker_killed",
-                "the system killed a worker process, probably because memory ran out. Run the same "
-                "command again with fewer than {workers} workers to resume.",
-                workers=self._count,
+                "the system killed a worker process, probably because memory ran out. Run the "
+                f"same command again with fewer than {self._count} workers to resume.",
             ) from error
 
 

@@ -49,19 +49,16 @@ def _check(dataset: Dataset, rows: MaskingTransform) -> None:
     if kind != "nsp":
         raise UserError(
             "tfrecords.pairing",
-            "found pairing kind {found}, allowed: nsp. Each row of google-research/bert's "
+            f"found pairing kind {kind}, allowed: nsp. Each row of google-research/bert's "
             "TFRecords needs a next-sentence label.",
             place=dataset.directory,
-            found=kind,
         )
     longest = int(dataset.lengths.max())
     if longest > rows.seq_length:
         raise UserError(
             "tfrecords.too_long",
-            "found an example of {found} tokens, allowed: at most {allowed}",
+            f"found an example of {longest} tokens, allowed: at most {rows.seq_length}",
             place=dataset.directory,
-            found=longest,
-            allowed=rows.seq_length,
         )
 
 

@@ -26,20 +26,15 @@ def check_languages(section: ExamplesSection, languages: Mapping[str, LanguageCo
         if not held.total():
             raise UnusableText(
                 "text.language_empty",
-                "found no document in the files of {language}, allowed: at least 2",
+                f"found no document in the files of {name}, allowed: at least 2",
                 place="input",
-                language=name,
             )
         if held["train"] < least:
             raise UserError(
                 "text.language_small",
-                "found {found} training documents in {language}, allowed: at least {allowed} with "
-                "kind {pairing}",
+                f"found {held['train']} training documents in {name}, allowed: at least {least} "
+                f"with kind {section.kind}",
                 place="input",
-                found=held["train"],
-                language=name,
-                allowed=least,
-                pairing=section.kind,
             )
 
 

@@ -38,13 +38,9 @@ def count_shards(
     if total < least:
         raise UnusableText(
             "text.few_documents",
-            "found {found} document, allowed: at least {allowed} with kind {pairing}. Are the "
-            "documents separated as documents: {separator} expects?",
+            f"found {total} document, allowed: at least {least} with kind {section.kind}. Are the "
+            f"documents separated as documents: {section.documents} expects?",
             place="input",
-            found=total,
-            allowed=least,
-            pairing=section.kind,
-            separator=section.documents,
         )
     shards = {}
     for split in SPLITS if section.validation_fraction else ("train",):
@@ -52,14 +48,9 @@ def count_shards(
         if most < least:
             raise UserError(
                 "examples.validation_fraction",
-                "found {found}, which leaves {left} of {documents} documents for {split}, allowed: "
-                "a fraction that leaves at least {least}, or 0",
+                f"found {section.validation_fraction}, which leaves {most} of {total} documents "
+                f"for {split}, allowed: a fraction that leaves at least {least}, or 0",
                 place="validation_fraction",
-                found=section.validation_fraction,
-                left=most,
-                documents=total,
-                split=split,
-                least=least,
             )
         tokens = sum(tally.tokens[split] for tally in tallies)
         shards[split] = default_shards(documents=most, tokens=tokens)
@@ -68,13 +59,9 @@ def count_shards(
         if section.num_shards > most // least:
             raise UserError(
                 "examples.num_shards",
-                "found {found}, allowed: at most {allowed}. The {documents} training documents "
-                "must give each shard at least {least}.",
+                f"found {section.num_shards}, allowed: at most {most // least}. The {most} "
+                f"training documents must give each shard at least {least}.",
                 place="num_shards",
-                found=section.num_shards,
-                allowed=most // least,
-                documents=most,
-                least=least,
             )
         shards["train"] = section.num_shards
     return shards

@@ -101,11 +101,7 @@ def open_text(path: str) -> Iterator[BinaryIO]:
         number = getattr(error, "errno", None)
         if packing is not None and number is None:
             raise UserError(
-                "text.damaged",
-                "damaged {packing} file ({reason})",
-                place=path,
-                packing=packing,
-                reason=str(error),
+                "text.damaged", f"damaged {packing} file ({error})", place=path
             ) from error
         if not isinstance(error, OSError):
             raise
@@ -115,7 +111,7 @@ def open_text(path: str) -> Iterator[BinaryIO]:
 def unreadable(path: str, error: OSError) -> UserError:
     """Returns the error for a file that the system cannot read."""
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
-    return UserError("file.unreadable", "cannot be read ({reason})", place=path, reason=reason)
+    return UserError("file.unreadable", f"cannot be read ({reason})", place=path)
 
 
 def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:
@@ -128,9 +124,7 @@ def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:
     there is no pattern. ``key`` is the setting that the error names.
     """
     if not patterns:
-        raise UserError(
-            "input.empty", "found no file, allowed: files and globs, also packed", place=key
-        )
+        raise UserError.wrong("input.empty", "no file", "files and globs, also packed", place=key)
     return sorted({path for pattern in patterns for path in _expand(pattern, key)})
 
 
@@ -138,41 +132,28 @@ def _expand(pattern: str, key: str) -> list[str]:
     if is_remote(pattern) and "**" in pattern:  # epath refuses to list a whole bucket
         raise UserError(
             "input.remote_glob",
-            "found {found}, but ** works only for local files. Use * for each directory.",
+            f"found {pattern}, but ** works only for local files. Use * for each directory.",
             place=key,
-            found=pattern,
         )
     path = epath.Path(pattern).expanduser()
     if path.is_dir():
         raise UserError(
             "input.directory",
-            "found the directory {found}. Name its files, such as {found}/*.txt.",
+            f"found the directory {path}. Name its files, such as {path}/*.txt.",
             place=key,
-            found=path,
         )
     if path.exists():  # before globbing: a file name may contain a bracket
         return [str(path)]
     if _GLOB_CHARACTERS.isdisjoint(pattern):
         if not path.parent.is_dir():
             raise UserError(
-                "input.no_directory",
-                "found no directory {missing} for {found}",
-                place=key,
-                missing=path.parent,
-                found=pattern,
+                "input.no_directory", f"found no directory {path.parent} for {pattern}", place=key
             )
-        raise UserError(
-            "input.no_file",
-            "found no file {found}{hint}",
-            place=key,
-            found=pattern,
-            hint=did_you_mean(path.name, (each.name for each in path.parent.iterdir())),
-        )
+        hint = did_you_mean(path.name, (each.name for each in path.parent.iterdir()))
+        raise UserError("input.no_file", f"found no file {pattern}{hint}", place=key)
     matches = [name for name in _glob(str(path)) if epath.Path(name).is_file()]
     if not matches:
-        raise UserError(
-            "input.no_match", "found no file that matches {found}", place=key, found=pattern
-        )
+        raise UserError("input.no_match", f"found no file that matches {pattern}", place=key)
     return matches
 
 
@@ -213,11 +194,9 @@ def read_lines(
                     raise _too_long(path, offset, max_line_length, setting) from error
                 raise UserError(
                     "text.not_utf8",
-                    "found 0x{found:02x} at byte {byte} ({reason}), allowed: UTF-8",
+                    f"found 0x{raw[error.start]:02x} at byte {offset + error.start} "
+                    f"({error.reason}), allowed: UTF-8",
                     place=path,
-                    found=raw[error.start],
-                    byte=offset + error.start,
-                    reason=error.reason,
                 ) from error
             if len(text) >= max_line_length:
                 raise _too_long(path, offset, max_line_length, setting)
@@ -252,11 +231,9 @@ def line_number(path: str, offset: int) -> int:
 def _too_long(path: str, offset: int, limit: int, setting: str) -> UserError:
     return UserError(
         "text.line_too_long",
-        "found {limit:,} characters or more ({setting}). Does each line have one sentence or "
+        f"found {limit:,} characters or more ({setting}). Does each line have one sentence or "
         "paragraph?",
         place=f"{path}: line {line_number(path, offset)}",
-        limit=limit,
-        setting=setting,
     )
 
 
@@ -277,10 +254,8 @@ def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
         if parts[: len(shared)] != shared:
             raise UserError(
                 "input.outside_root",
-                "found {found}, but {file} is not below it",
+                f"found {root}, but {path} is not below it",
                 place="input_root",
-                found=root,
-                file=path,
             )
     return ["/".join(parts[len(shared) :]) for parts in split]
 

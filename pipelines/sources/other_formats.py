@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.pipelines.sources.recognition.binary import ARCHIVES, ENCODINGS, UNNAMED, binary_kind
 from bert_jax.pipelines.sources.recognition.markup import markup_kind
 from bert_jax.pipelines.sources.recognition.tables import (
@@ -63,13 +63,9 @@ def refuse_other_formats(path: str, suffix: str, start: bytes, *, expected: str)
             place=path,
         )
     if found is not None:
-        raise UserError(
-            "input.other_format",
-            "found {found}, allowed: {allowed}. {remedy}",
-            place=path,
-            found=found,
-            allowed=["plain text", "JSON lines", "Parquet", "WikiExtractor", "Wikipedia XML"],
-            remedy=_remedy(found),
+        allowed = commas(["plain text", "JSON lines", "Parquet", "WikiExtractor", "Wikipedia XML"])
+        raise UserError.wrong(
+            "input.other_format", found, f"{allowed}. {_remedy(found)}", place=path
         )
 
 

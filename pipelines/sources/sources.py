@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from etils import epath
 
-from bert_jax.errors import UserError, not_installed
+from bert_jax.errors import UserError, all_of, not_installed
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import (
@@ -108,9 +108,8 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
             if not names:
                 raise UserError(
                     "input.language_empty",
-                    "found no file for {language}, allowed: files and globs",
+                    f"found no file for {language}, allowed: files and globs",
                     place="input",
-                    language=language,
                 )
         of_tfds = [
             name
@@ -191,10 +190,8 @@ def _add(seen: dict[str, str | None], paths: Sequence[str], language: str | None
         if path in seen:
             raise UserError(
                 "input.two_languages",
-                "found {found} for {languages:and}, allowed: one language",
+                f"found {path} for {all_of([seen[path], language])}, allowed: one language",
                 place="input",
-                found=path,
-                languages=[seen[path], language],
             )
         seen[path] = language
 

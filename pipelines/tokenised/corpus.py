@@ -65,8 +65,8 @@ class Corpus(NamedTuple):
             counts = counts + part_counts  # one array at a time: there may be thousands
         tokens = int(counts.sum())
         if not tokens:
-            raise UnusableText(
-                "text.empty", "found no document in any file, allowed: at least 2", place="input"
+            raise UnusableText.wrong(
+                "text.empty", "no document in any file", "at least 2", place="input"
             )
         return CorpusRecord(
             documents=self.tally.held.total(),
@@ -185,11 +185,9 @@ def _refuse_equal_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
             if identity in seen:
                 raise UnusableText(
                     "text.equal_ids",
-                    "found {found} repeated document ids, such as {example}, allowed: each id once "
-                    "in a file. If a file joins two dumps, split it.",
+                    f"found {len(alike)} repeated document ids, such as {identity}, allowed: each "
+                    "id once in a file. If a file joins two dumps, split it.",
                     place="input",
-                    found=len(alike),
-                    example=identity,
                 )
             seen.add(identity)
 

@@ -40,10 +40,9 @@ def require_extendable(tokenizer: Tokenizer, *, place: str) -> Extendable:
         return tokenizer
     raise UserError(
         "vocab.extend_kind",
-        "found a tokenizer of another kind ({found}), allowed: WordPiece, byte-level BPE without "
-        "add_prefix_space",
+        f"found a tokenizer of another kind ({type(tokenizer).__name__}), allowed: WordPiece, "
+        "byte-level BPE without add_prefix_space",
         place=place,
-        found=type(tokenizer).__name__,
     )
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, all_of
 from bert_jax.pipelines.shards.language_mixture import boosts
 
 MAX_PART_CHARACTERS = 2048
@@ -99,10 +99,7 @@ def sample_mixture(
     sizes = {language: measure(open_lines()) for language, open_lines in languages.items()}
     if empty := [language for language, size in sizes.items() if not size.bytes]:
         raise UserError(
-            "vocab.language_empty",
-            "found no text in the files of {languages:and}",
-            place="input",
-            languages=empty,
+            "vocab.language_empty", f"found no text in the files of {all_of(empty)}", place="input"
         )
     wanted = _wanted(sizes, smoothing=smoothing, max_lines=max_lines, max_bytes=max_bytes)
     sample: list[str] = []

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bert_jax.errors import SettingError, UserError
+from bert_jax.errors import SettingError, UserError, all_of, one_of
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.scripts import mixed_scripts
 from bert_jax.pipelines.sources.sources import iter_text, need_data_libraries
@@ -109,11 +109,9 @@ class VocabSection(SourcesSection):
         except SettingError as error:
             raise SettingError(
                 "vocab.extend_setting",
-                "found {found}, but the tokenizer of {extend} keeps its settings. Remove this "
-                "setting; new_pieces is the number of new words.",
-                place=error.values["place"],
-                found=error.values["found"],
-                extend=self.extend,
+                f"the tokenizer of {self.extend} keeps its settings. Remove this setting; "
+                "new_pieces is the number of new words.",
+                place=error.place,
             ) from None
 
 
@@ -151,10 +149,7 @@ def sample_text(section: VocabSection) -> list[str]:
         lines = sample_lines(iter_text(section), seed=section.seed, **bounds)
         if not lines:
             raise UserError(
-                "vocab.no_text",
-                "found no text in {files:or}",
-                place="input",
-                files=section.names,
+                "vocab.no_text", f"found no text in {one_of(section.names)}", place="input"
             )
         return lines
     languages = {
@@ -259,25 +254,19 @@ def _padding(section: VocabSection, *, found: int) -> int:
 def _too_large(section: VocabSection, found: int) -> UserError:
     return UserError(
         "vocab.too_large",
-        "found {found}, allowed: at most {allowed}, the number of pieces in {files:and} with these "
-        "settings",
+        f"found {section.size}, allowed: at most {found}, the number of pieces in "
+        f"{all_of(section.names)} with these settings",
         place="size",
-        found=section.size,
-        allowed=found,
-        files=section.names,
     )
 
 
 def _too_small(section: VocabSection, needed: int) -> UserError:
     return UserError(
         "vocab.too_small",
-        "found {found}, allowed: at least {allowed}, for the special pieces, {slots} unused_slots "
-        "and the characters at character_coverage {coverage:g}",
+        f"found {section.size}, allowed: at least {needed}, for the special pieces, "
+        f"{section.unused_slots} unused_slots and the characters at character_coverage "
+        f"{section.character_coverage:g}",
         place="size",
-        found=section.size,
-        allowed=needed,
-        slots=section.unused_slots,
-        coverage=section.character_coverage,
     )
 
 

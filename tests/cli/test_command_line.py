@@ -11,7 +11,7 @@ from bert_jax.cli import main
 from bert_jax.cli.commands import cli
 from bert_jax.errors import PeerLost, RunStopped, UserError
 from bert_jax.parallel import processes
-from tests.project import ok, refused
+from tests.project import ok, refused, says
 
 OPTION, VERB = "command_line.unknown_option", "command_line.unknown_verb"
 USAGE, MISSING = "command_line.usage", "command_line.missing"
@@ -41,7 +41,7 @@ def test_command_line_mistakes_get_one_line(
 ) -> None:
     line = refused(*arguments.split())
     assert line.key == key
-    assert line.values["place"] == place
+    says(line, place=place)
     assert words in line
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import bert_jax
-from tests.project import refused, refuses
+from tests.project import refused, refuses, says
 
 ADDRESSES = {
     "https://example.org/x": "gs://BUCKET/PATH",
@@ -105,11 +105,11 @@ def check(config: Path, words: list[str], address: str, *, name: str) -> None:
     if name in MODELS and address.startswith("hf://"):
         return  # a valid name of a model
     line = refused(*(str(config) if word == "CONFIG" else word for word in words))
-    assert line.values["place"].endswith(name), line
-    assert line.values["found"] == address
+    assert line.place.endswith(name), line
+    says(line, found=address)
     if line.key != "path.not_local":
         assert line.key == "path.address"
-        assert expected in line.values["allowed"]
+        assert expected in str(line)
     assert [path.name for path in config.parent.iterdir()] == [config.name]
 
 

@@ -24,7 +24,7 @@ from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.runs.teacher import student_params
 from bert_jax.train.state import ModelDefinition, define_model
 from tests.interop.hf_checkpoints import small_config
-from tests.project import refuses
+from tests.project import refuses, says
 from tests.support import relative_error, small_encoder
 from tests.train.harness import QUICK
 
@@ -152,5 +152,5 @@ def test_impossible_groups_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(small_config("AlbertModel", inner_group_num=2).to_dict()))
     with pytest.raises(UserError) as caught:
         read_config(path)
-    assert (caught.value.key, caught.value.values["found"]) == ("albert.inner_groups", 2)
+    says(caught.value, key="albert.inner_groups", found=2)
     assert str(caught.value).startswith(f"{path}: inner_group_num: ")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.feature_extraction.runs import features, make_run, write_lines
-from tests.project import refused
+from tests.project import refused, says
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_mistakes_get_one_line_and_leave_no_file(
     source.write_text(content)
     line = refused("features", run, source, tmp_path / "out.npz", *options)
     assert line.key == key
-    assert values.items() <= line.values.items()
+    says(line, **values)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -64,9 +64,9 @@ def test_a_file_is_replaced_only_with_force(run: Path, tmp_path: Path) -> None:
     assert features(run, source, output, "--layers", "last", "--force").exit_code == 0
     assert output.read_bytes()[:2] == b"PK"
     line = refused("features", run, source, "o.npy")
-    assert (line.key, line.values["found"]) == ("features.suffix", ".npy")
+    says(line, key="features.suffix", found=".npy")
     line = refused("features", run, source, tmp_path / "no" / "o.npz")
-    assert (line.key, line.values["found"]) == ("output.no_directory", str(tmp_path / "no"))
+    says(line, key="output.no_directory", found=str(tmp_path / "no"))
 
 
 def test_a_mistake_in_the_last_line_leaves_no_output(run: Path, tmp_path: Path) -> None:
@@ -76,5 +76,5 @@ def test_a_mistake_in_the_last_line_leaves_no_output(run: Path, tmp_path: Path) 
         options = ("--column", "a")
         line = refused("features", run, source, tmp_path / output, *options)
         assert line.key == "table.fields"
-        assert line.values["place"] == f"{source}: line 3002"
+        says(line, place=f"{source}: line 3002")
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]

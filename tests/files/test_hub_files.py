@@ -9,7 +9,7 @@ from huggingface_hub import constants
 
 from bert_jax.files.hub import fetch_file
 from tests.interop.hub_server import COMMIT, Hub, go_online, serve
-from tests.project import refuses
+from tests.project import refuses, says
 
 NAME = "someone/reviews"
 TOKEN = "hf_secretsecretsecretsecret"
@@ -72,7 +72,7 @@ def test_a_missing_file_is_one_line(
     with refuses(key, **values) as caught:
         fetch_file(source)
     if key == "hub.not_found":
-        assert caught.value.values["searched"] == [f"on {hub.address}"]
+        says(caught.value, searched=[f"on {hub.address}"])
 
 
 def test_ambiguous_tables_of_a_role_are_named(hub: Hub, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from bert_jax.interop.sentencepiece_file import read_albert_model
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.text import load_tokenizer
 from tests.interop.hf_checkpoints import hf_model, small_config
-from tests.project import ok, refused, refuses
+from tests.project import ok, refused, refuses, says
 
 PIECES = 700
 TEXTS = (
@@ -100,7 +100,7 @@ def test_a_published_albert_is_read_as_in_transformers(
     expected = theirs(lines, add_special_tokens=False).input_ids
     assert [list(ours.encode(line)) for line in lines] == expected
     line = refused("import", source, tmp_path / "again", "--uncased")
-    assert (line.key, line.values["name"]) == ("import.casing_known", "tokenizer.json")
+    says(line, key="import.casing_known", name="tokenizer.json")
     ok("export", tmp_path / "run", tmp_path / "back")
     assert load_tokenizer(tmp_path / "back").hash == ours.hash
 
@@ -114,7 +114,7 @@ def test_a_model_without_tokenizer_json_needs_a_choice(
     (source / "tokenizer_config.json").write_text(json.dumps(casing))
     line = refused("import", source, tmp_path / "run")
     assert line.key == "tokenizer.foreign_model"
-    assert line.values["place"] == str(source / "spiece.model")
+    says(line, place=str(source / "spiece.model"))
     ok("import", source, tmp_path / "run", "--uncased")
     found = bert_jax.load(tmp_path / "run").tokenizer
     assert found.hash == read_albert_model(model, lower_case=True).hash

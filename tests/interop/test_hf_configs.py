@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import bert_jax
 from tests.interop.hf_checkpoints import hf_model, save, small_config
-from tests.project import ok, refused
+from tests.project import ok, refused, says
 
 UNTIED = (
     "BertForSequenceClassification",
@@ -67,8 +67,8 @@ def test_an_untied_decoder_is_read_only_if_it_equals_the_embedding(
     del weights[decoder]
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     line = refused("import", source, tmp_path / "again")
-    assert (line.key, line.values["tensor"]) == ("import.untied_decoder", decoder)
-    assert line.values["place"] == f"{source / 'config.json'}: tie_word_embeddings"
+    says(line, key="import.untied_decoder", tensor=decoder)
+    says(line, place=f"{source / 'config.json'}: tie_word_embeddings")
 
 
 LABELS = [f"LABEL_{index}" for index in range(5)]
@@ -106,6 +106,6 @@ def test_a_wrong_number_of_labels_names_the_key(tmp_path: Path) -> None:
     change(source, id2label=TWO)
     line = refused("import", source, tmp_path / "run")
     assert line.key == "import.label_count"
-    assert (line.values["found"], line.values["outputs"]) == (2, 5)
-    assert line.values["place"] == f"{source / 'config.json'}: id2label"
-    assert line.values["tensor"] == "classifier.out_proj.weight"
+    says(line, found=2, outputs=5)
+    says(line, place=f"{source / 'config.json'}: id2label")
+    says(line, tensor="classifier.out_proj.weight")

@@ -15,7 +15,7 @@ from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from tests.project import refused, refuses
+from tests.project import refused, refuses, says
 from tests.text.library_tokenizers import saved
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz019"
@@ -139,7 +139,7 @@ def test_a_class_with_code_of_its_own_is_refused(name: str, tmp_path: Path) -> N
         load_tokenizer(directory)
     (directory / "tokenizer_config.json").unlink()
     refusal = refused("import", directory, tmp_path / "run", "--cased")
-    assert (refusal.key, refusal.values["found"]) == ("tokenizer.class", f'"{name}"')
+    says(refusal, key="tokenizer.class", found=f'"{name}"')
 
 
 def test_code_beside_the_model_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from bert_jax.verbs.import_checkpoint import find_origin
 from tests.feature_extraction.runs import PIECES
 from tests.interop.hf_checkpoints import hf_config, hf_model, write_flax
 from tests.interop.hub_server import COMMIT, Hub, go_online, serve
-from tests.project import ok, refused, refuses
+from tests.project import ok, refused, refuses, says
 
 NAME, OF_FLAX = "someone/tiny-bert", "someone/tiny-flax-bert"
 TOKEN = "hf_secretsecretsecretsecret"
@@ -102,7 +102,7 @@ def test_missing_and_forbidden_models_are_one_line(
 ) -> None:
     hub.gated.add("someone/gated")
     done = refused("import", name, "run")
-    assert (done.key, done.values["place"]) == (key, place)
+    says(done, key=key, place=place)
     assert not Path("run").exists()
 
 

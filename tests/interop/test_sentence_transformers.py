@@ -20,7 +20,7 @@ from bert_jax.text import load_wordpiece
 from tests.feature_extraction.runs import texts
 from tests.interop.hf_checkpoints import hf_model, save, small_config
 from tests.interop.hub_server import go_online, serve
-from tests.project import ok, refused, refuses
+from tests.project import ok, refused, refuses, says
 from tests.tasks.runs import tiny_run
 
 TEXTS = texts(1000, longest=60)  # some are longer than the limits below
@@ -391,7 +391,7 @@ def test_a_limit_of_the_tokenizer_is_a_number(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": length}))
     line = refused("import", "model", "run")
     assert line.key == "import.max_length"
-    assert line.values["place"] == f"{path}: model_max_length"
+    says(line, place=f"{path}: model_max_length")
 
 
 def test_an_adapter_is_refused(published: Path, tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_an_adapter_is_refused(published: Path, tmp_path: Path) -> None:
         if name == "without modules":
             (copy / "modules.json").unlink()
         line = refused("import", copy, tmp_path / "run")
-        assert (line.key, line.values["base"]) == ("import.adapter", '"some/base"')
+        says(line, key="import.adapter", base='"some/base"')
         with refuses("import.adapter", place=copy / "adapter_config.json"):
             bert_jax.load(copy)
 
@@ -551,5 +551,5 @@ def test_other_models_are_refused(case: str, published: Path, tmp_path: Path) ->
     (copy / name).write_text(text)
     line = refused("import", copy, tmp_path / "run")
     assert line.key == key
-    assert values.items() <= line.values.items()
-    assert str(copy) in str(line.values["place"])
+    says(line, **values)
+    assert str(copy) in str(line.place)

@@ -14,7 +14,7 @@ from bert_jax.runs.open_checkpoints import load_moments, load_params
 from bert_jax.runs.run_directory import open_run
 from bert_jax.train.progress import TrainProgress
 from tests.interop.tf1_writer import read_tf1
-from tests.project import MESH, invoke, ok, project_config, refused, write_config
+from tests.project import MESH, invoke, ok, project_config, refused, says, write_config
 
 STEPS = 6
 
@@ -72,7 +72,7 @@ def test_pretraining_resumes_at_an_imported_step(
     config = write_config(tmp_path / "config.yaml", settings)
     line = refused("pretrain", config, f"run_dir={back}")
     assert line.key == "phases.too_few_steps"
-    assert (line.values["found"], line.values["step"]) == (STEPS, STEPS)
+    says(line, found=STEPS, step=STEPS)
     said = ok("pretrain", config, f"run_dir={back}", "train.phases.1.steps=4")
     assert f"resuming at step {STEPS} of {STEPS + 2}" in said
     lines = [json.loads(text) for text in (back / "metrics.jsonl").read_text().splitlines()]
@@ -108,7 +108,7 @@ def test_round_trip_to_hugging_face_keeps_mask_filling(
     config, back = write_config(tmp_path / "config.yaml", settings), tmp_path / "back"
     line = refused("pretrain", config, f"run_dir={back}")
     assert line.key == "checkpoint.params_only"
-    assert (line.values["found"], line.values["step"]) == (str(back), 0)
+    says(line, found=str(back), step=0)
 
 
 def test_stablehlo_export_has_the_requested_outputs(trained: Path, tmp_path: Path) -> None:
@@ -124,11 +124,11 @@ def test_stablehlo_export_has_the_requested_outputs(trained: Path, tmp_path: Pat
     assert "The tokenizer is in `tokenizer/`." in card
     misspelt = ("--to", "stablehlo", "--outputs", "poold")
     line = refused("export", trained, tmp_path / "x", *misspelt)
-    assert (line.key, line.values["found"]) == ("export.output_unknown", "poold")
+    says(line, key="export.output_unknown", found="poold")
     assert not (tmp_path / "x").exists()
 
 
 def test_options_of_another_format_are_refused(trained: Path, tmp_path: Path) -> None:
     line = refused("export", trained, tmp_path / "x", "--to", "tf", "--as", "BertModel")
     assert line.key == "export.option"
-    assert {"place": "--as", "found": "tf", "allowed": "hf"}.items() <= line.values.items()
+    says(line, place="--as", found="tf", allowed="hf")

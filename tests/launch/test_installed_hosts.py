@@ -24,7 +24,7 @@ from tests.launch.cloud_vm import Vm
 from tests.launch.interrupted import STEPS, saved_often, wait_until
 from tests.launch.jobs import write_job
 from tests.launch.scripted import Provider
-from tests.project import ROOT, ok, refused, write_config
+from tests.project import ROOT, ok, refused, says, write_config
 
 EXTRAS = "gcp,hub,mlperf"
 # uv finds a Python of pyenv in PATH only; without one, uv downloads it.
@@ -91,7 +91,7 @@ def test_versions_are_printed_and_a_lock_elsewhere_is_refused(
     assert f"jax {lock['jax']}, libtpu {lock['libtpu']}" in line
     cloud = ("--on", "v5e:2x2", "--zone", "us-west4-a", "--project", "p", "--bucket", "gs://b-1")
     refusal = refused("submit", config, *cloud, "submit.lock=gpu", "--dry-run")
-    assert (refusal.key, refusal.values["found"]) == ("submit.lock_local", "gpu")
+    says(refusal, key="submit.lock_local", found="gpu")
 
 
 def test_an_environment_of_uv_without_pip_downloads_the_same_installer(
@@ -112,7 +112,7 @@ def test_a_missing_installer_is_one_line(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     refusal = refused("submit", config, "--bucket", tmp_path / "b", "submit.lock=tpu")
-    assert (refusal.key, refusal.values["place"][:4]) == ("install.uv", "uv==")
+    assert (refusal.key, refusal.place[:4]) == ("install.uv", "uv==")
     assert not (tmp_path / "b" / "jobs" / "bert-small-1" / "job.json").exists()
 
 

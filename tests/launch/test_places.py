@@ -7,7 +7,7 @@ import yaml
 
 from bert_jax.launch.preflight import TABLE_DATE
 from bert_jax.parallel.accelerators import ACCELERATORS
-from tests.project import ROOT, invoke, ok, refused
+from tests.project import ROOT, invoke, ok, refused, says
 
 BASE = ROOT / "configs" / "pretrain" / "base.yaml"
 BUCKET = ("--project", "p", "--bucket", "gs://your-bucket")
@@ -28,11 +28,11 @@ def test_an_invalid_or_unsuitable_zone_is_refused(
     on: str, zone: str, key: str, allowed: str
 ) -> None:
     line = refused("submit", BASE, *BUCKET, "--on", on, "--zone", zone, "--dry-run")
-    assert (line.key, line.values["place"], line.values["found"]) == (key, "submit.zone", zone)
-    assert line.values["allowed"][0] == allowed
-    assert line.values.get("date", TABLE_DATE) == TABLE_DATE
+    says(line, key=key, place="submit.zone", found=zone)
+    assert allowed in line
+    says(line, date=TABLE_DATE)
     if zone == "us-wset4-a":
-        assert 'did you mean "us-west4-a"?' in line.values["hint"]
+        assert 'did you mean "us-west4-a"?' in str(line)
 
 
 def test_an_unknown_zone_warns_with_the_tables_date() -> None:
@@ -74,7 +74,7 @@ def test_the_tables_zones_are_accepted() -> None:
 )
 def test_an_invalid_bucket_name_is_refused(bucket: str, key: str) -> None:
     line = refused("submit", BASE, *V5E, "--project", "p", "--bucket", bucket, "--dry-run")
-    assert (line.key, line.values["place"], line.values["found"]) == (key, "--bucket", bucket)
+    says(line, key=key, place="--bucket", found=bucket)
 
 
 def test_a_dry_run_shows_cost_limits_and_skipped_checks() -> None:
@@ -105,9 +105,9 @@ def test_a_paid_submit_needs_a_limit_or_an_explicit_none(config: Path) -> None:
     config.write_text(yaml.safe_dump(values))
     options = (*BUCKET, "--on", "v5e-8", "--zone", "us-west4-a", "--yes")
     line = refused("submit", config, *options)
-    assert (line.key, line.values["place"]) == ("submit.limit_missing", "--max-cost")
+    says(line, key="submit.limit_missing", place="--max-cost")
     line = refused("submit", config, *options, "--max-cost", 9, "--no-limit")
-    assert (line.key, line.values["found"]) == ("submit.two_limits", 9)
+    says(line, key="submit.two_limits", found=9)
 
 
 @pytest.mark.parametrize("verb", ["submit", "watch", "stop", "status", "logs"])

@@ -21,7 +21,7 @@ from bert_jax.verbs.logs import read_log
 from bert_jax.verbs.status import describe_status
 from tests.launch.jobs import write_job
 from tests.launch.scripted import HOUR, World
-from tests.project import refused
+from tests.project import refused, says
 
 T0 = 1_767_225_600.0  # 2026-01-01 00:00 UTC
 
@@ -216,13 +216,13 @@ def test_a_job_is_found_by_run_directory_and_name(files: JobFiles, tmp_path: Pat
 def test_missing_jobs_are_named(files: JobFiles, tmp_path: Path) -> None:
     (tmp_path / "neighbour").mkdir()
     nowhere = refused("status", tmp_path / "neighbur")
-    assert (nowhere.key, nowhere.values["place"]) == ("job.unknown", f"{tmp_path}/neighbur")
+    says(nowhere, key="job.unknown", place=f"{tmp_path}/neighbur")
     missing = refused("status", "tinny", "--bucket", tmp_path)
-    assert (missing.key, missing.values["allowed"]) == ("job.unknown", ["tiny"])
-    assert 'did you mean "tiny"?' in missing.values["hint"]
+    says(missing, key="job.unknown", allowed=["tiny"])
+    assert 'did you mean "tiny"?' in str(missing)
     (tmp_path / "run" / "config.yaml").write_text("{}")
     by_hand = refused("logs", tmp_path / "run")
-    assert (by_hand.key, by_hand.values["place"]) == ("job.not_submitted", str(tmp_path / "run"))
+    says(by_hand, key="job.not_submitted", place=str(tmp_path / "run"))
 
 
 @pytest.fixture

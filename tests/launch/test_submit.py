@@ -23,7 +23,7 @@ from bert_jax.verbs import submit_checks
 from bert_jax.verbs.watch import lease
 from bert_jax.version import __version__ as VERSION
 from tests.launch.scripted import EIGHT, Provider
-from tests.project import ROOT, invoke, ok, refused, refuses
+from tests.project import ROOT, invoke, ok, refused, refuses, says
 
 
 def test_a_job_is_staged_made_watched_and_deleted(
@@ -145,8 +145,8 @@ def test_stop_deletes_an_unwatched_job(provider: Provider, config: Path, tmp_pat
     ok("stop", "bert-small-1", "--bucket", tmp_path / "b")
     assert provider.machines == {}
     again = refused("stop", "bert-small-1", "--bucket", tmp_path / "b")
-    assert (again.key, again.values["outcome"]) == ("job.ended", "stopped")
-    assert again.values["reason"] == "by `bert-jax stop`"
+    says(again, key="job.ended", outcome="stopped")
+    says(again, reason="by `bert-jax stop`")
 
 
 def test_stop_leaves_deletion_to_a_live_supervisor(
@@ -205,7 +205,7 @@ def test_a_name_is_reserved_until_its_job_ends(
     invoke("submit", config, "--bucket", tmp_path / "b")
     line = refused("submit", config, "--bucket", tmp_path / "b")
     assert line.key == "submit.running"
-    assert line.values["job"] == str(tmp_path / "b" / "jobs" / "bert-small-1")
+    says(line, job=str(tmp_path / "b" / "jobs" / "bert-small-1"))
     invoke("stop", "bert-small-1", "--bucket", tmp_path / "b")
     ok("submit", config, "--bucket", tmp_path / "b", "--watch")
     assert find_job("bert-small-1-2", bucket=str(tmp_path / "b")).job.exists()
@@ -278,7 +278,7 @@ def test_a_mistake_is_one_line_and_makes_no_job(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     line = refused("submit", config, *arguments)
-    assert (line.key, line.values["place"]) == (key, place)
+    says(line, key=key, place=place)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
 
 

@@ -73,7 +73,7 @@ def test_incomplete_or_mismatched_data_are_refused(
     damage(root)
     line = refused("submit", config, "--bucket", tmp_path / "b", "--yes")
     assert line.key == key
-    assert line.values["place"].startswith(f"{place}: {root}")
+    assert line.place.startswith(f"{place}: {root}")
     assert not (tmp_path / "b").exists()
     assert provider.requests["create"] == 0
 

@@ -88,7 +88,7 @@ def test_unsupported_models_use_xla_and_refuse_fused(
     place = f"model.execution.{part}"
     with refuses("model.kernel_limit", place=place, kernel="fused", found=found) as caught:
         chosen(part, "fused", **sizes)
-    assert caught.value.values["allowed"].startswith(allowed)
+    assert f", allowed: {allowed}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_modernberts_kernels_and_their_limits(
     assert chosen(part, architecture=changed).name == "xla"
     with refuses("model.kernel_limit", found=found) as caught:
         chosen(part, "fused", architecture=changed)
-    assert caught.value.values["allowed"].startswith(allowed)
+    assert f", allowed: {allowed}" in str(caught.value)
 
 
 WITHOUT_DROPOUT: dict[str, Any] = {"attention_probs_dropout_prob": 0.0}

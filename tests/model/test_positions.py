@@ -13,7 +13,7 @@ from bert_jax.runs.run_directory import open_run
 from bert_jax.text import load_tokenizer
 from bert_jax.train.state import define_model
 from tests.interop.hf_checkpoints import bind, fresh_run
-from tests.project import ok, refused
+from tests.project import ok, refused, says
 from tests.support import small_architecture
 
 
@@ -55,5 +55,5 @@ def test_only_stablehlo_can_express_them(tmp_path: Path, project: Path) -> None:
     for form in ("hf", "tf"):
         result = refused("export", tmp_path / "run", tmp_path / form, "--to", form)
         assert result.key == "export.setting"
-        assert result.values["found"] == "sinusoidal"
+        says(result, found="sinusoidal")
     ok("export", tmp_path / "run", tmp_path / "program", "--to", "stablehlo")

@@ -129,7 +129,7 @@ def test_another_objectives_dataset_is_refused(name: str, kinds: set[str]) -> No
         values: dict[str, Any] = {"dataset": "data/corpus", "found": kind, "objective": name}
         with refuses("objective.pairing", place="dataset", **values) as caught:
             check()
-        assert set(caught.value.values["allowed"]) == allowed
+        assert all(each in str(caught.value) for each in allowed)
 
 
 def make_plateau() -> PlateauWatch:

@@ -35,7 +35,7 @@ from tests.interop.hf_checkpoints import (
     torch_inputs,
 )
 from tests.objectives.runs import assert_equal_params, config_of
-from tests.project import ok, one_phase, refused, refuses, write_config
+from tests.project import ok, one_phase, refused, refuses, says, write_config
 from tests.support import loss_of, relative_error, small_encoder
 
 MODELS: dict[str, tuple[Any, Any]] = {
@@ -219,7 +219,7 @@ def test_phases_that_do_not_fit_are_refused(project: Path, switched: tuple[Path,
     pairs = one_phase(project)["examples"]["output"]
     change = ["train.phases.1.objective={kind: bert}", f"train.phases.1.dataset={pairs}"]
     result = refused("pretrain", config, *change)
-    assert (result.key, result.values["last"]) == ("objective.phases", "bert")
+    says(result, key="objective.phases", last="bert")
     assert refused("pretrain", config, change[0]).key == "objective.pairing"
     result = refused("pretrain", config, "train.phases.0.max_predictions=5")
     assert result.key == "setting.ignored"

@@ -31,7 +31,7 @@ from bert_jax.train.state import define_model
 from tests.model.parts import fresh_params, model_of
 from tests.objectives.runs import assert_equal_params, config_of, resumed, variant_of
 from tests.objectives.teachers import frozen_params
-from tests.project import ok, one_phase, refused, refuses, write_config
+from tests.project import ok, one_phase, refused, refuses, says, write_config
 from tests.support import loss_of, relative_error, small_encoder
 from tests.train.harness import Setting, assert_same, mesh_of, one_device, run_steps
 
@@ -299,7 +299,7 @@ def test_a_run_has_only_the_objectives_heads_in_every_verb(
     exported = tmp_path / "exported"
     if objective == "shared attention":
         result = refused("export", run_dir, exported, "--to", "hf")
-        assert (result.key, result.values["found"]) == ("export.setting", "attention")
+        says(result, key="export.setting", found="attention")
         ok("export", run_dir, tmp_path / "program", "--to", "stablehlo")
         return
     tensorflow = ("export", run_dir, tmp_path / "tensorflow", "--to", "tf")
@@ -351,7 +351,7 @@ def test_init_from_works_across_objectives(
     config = bert.config
     result = refused("pretrain", config, "model.heads.next_sentence=false")
     assert result.key == "model.heads_of_objective"
-    assert result.values["objective"] == "bert"
+    says(result, objective="bert")
 
 
 def test_an_imported_model_has_the_objective_of_its_heads(
@@ -363,7 +363,7 @@ def test_an_imported_model_has_the_objective_of_its_heads(
     assert open_run(imported).settings["objective"]["kind"] == "roberta"
     assert "mlm_loss" in ok("evaluate", imported, "--dataset", datasets["roberta"])
     result = refused("pretrain", train("bert", "bert").config, f"run_dir={imported}")
-    assert (result.key, result.values["objective"]) == ("run.other_heads", "bert")
+    says(result, key="run.other_heads", objective="bert")
 
 
 @on_encoders([("distill", "distilbert"), *OF_VARIANTS], rarely=OF_VARIANTS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bert_jax.train.metrics_writer import read_metrics
-from tests.project import ROOT, environment, project_config, refused, write_config
+from tests.project import ROOT, environment, project_config, refused, says, write_config
 
 
 def configuration(project: Path, folder: Path, name: str, **mesh: Any) -> Path:
@@ -68,7 +68,7 @@ def test_an_unwritable_cache_is_one_line(project: Path, tmp_path: Path) -> None:
     )
     line = refused("pretrain", config)
     assert line.key == "compilation_cache.unwritable"
-    assert line.values["found"] == "/proc/nowhere"
+    says(line, found="/proc/nowhere")
 
 
 SETTINGS = """

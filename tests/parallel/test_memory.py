@@ -45,7 +45,7 @@ def test_messages_of_full_devices_are_read(text, found):
     error = out_of_memory(exhausted(text))
     assert error is not None
     assert error.key == "memory.full"
-    assert found in error.values["found"]
+    assert found in str(error)
 
 
 @pytest.mark.parametrize(

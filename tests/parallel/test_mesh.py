@@ -62,7 +62,7 @@ def test_one_process_reads_the_whole_batch() -> None:
     assert (share.index, share.count) == (0, 1)
 
 
-IN_A_TOPOLOGY = """
+IN_A_TOPOLOGY = r"""
 import jax, numpy as np, sys
 from jax.experimental import topologies
 from bert_jax.errors import UserError
@@ -87,7 +87,7 @@ mesh = jax.sharding.Mesh(np.array(uneven).reshape(1, 3, 1, 2), mesh.axis_names)
 try:
     process_share(mesh, process_index=hosts[0])
 except UserError as error:
-    print(error.key, *(error.values[name] for name in ("data", "fsdp", "tensor", "processes")))
+    print(error.key, *re.findall(r"\d+", error.message)[:4])
 """
 
 

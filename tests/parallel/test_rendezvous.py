@@ -1,5 +1,6 @@
 """All processes of a job join, or all raise the same error. Here, each process is a thread."""
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ from bert_jax.parallel.channel import Member
 from bert_jax.parallel.rendezvous import Meeting, Members, StopRequested, meet
 from bert_jax.parallel.same_settings import difference_error, first_difference, flatten
 from tests.processes.hosts import free_port
+from tests.project import says
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +63,7 @@ def test_an_error_in_one_process_ends_all(
     for error in errors:
         assert type(error) is UserError
         assert error.key == key
-        assert error.values.items() >= values.items()
+        says(error, **values)
     assert len({str(error) for error in errors}) == 1
 
 
@@ -71,16 +73,16 @@ def test_missing_processes_are_named() -> None:
     for error in found:
         assert isinstance(error, KeyedError)
         assert error.key == "processes.missing"
-        assert (error.values["found"], error.values["expected"]) == (2, 4)
-        assert error.values["missing"] == ["process 1", "process 3"]
-        assert [each[:10] for each in error.values["here"]] == ["process 0 ", "process 2 "]
+        says(error, found=2, expected=4)
+        says(error, missing=["process 1", "process 3"])
+        says(error, here=["process 0 ", "process 2 "])
 
 
 def test_the_other_processes_name_a_missing_process_0() -> None:
     (error,) = outcomes({"index": 1, "seconds": 0.5})
     assert isinstance(error, PeerLost)
     assert error.key == "processes.first_missing"
-    assert (error.values["seconds"], error.values["reason"]) == (0.5, "Connection refused")
+    says(error, seconds=0.5, reason="Connection refused")
 
 
 @pytest.mark.parametrize("signalled", [0, 1])
@@ -117,16 +119,16 @@ def test_the_first_key_that_differs_is_named(
 ) -> None:
     error = compare(settings)
     assert error is not None
-    assert error.values["first"] == "process 0 (host, pid 70)"
-    first = len(settings) - error.values["differing"]
-    assert error.values["process"] == f"process {first} (host, pid {70 + first})"
-    assert error.values.items() >= {"place": place, **values}.items()
+    says(error, first="process 0 (host, pid 70)")
+    first = int(re.findall(r"process (\d)", str(error))[-1])
+    says(error, process=f"process {first} (host, pid {70 + first})")
+    says(error, place=place, **values)
 
 
 def test_a_long_value_is_named_by_its_hash() -> None:
     error = compare([{"a": ["x" * 99] * 99}, {"a": ["x" * 99] * 98}])
     assert error is not None
-    assert error.values["found"].startswith("SHA-256 ")
+    says(error, found="SHA-256 ")
 
 
 @pytest.mark.parametrize(

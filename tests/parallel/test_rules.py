@@ -57,7 +57,7 @@ def test_tensor_axis_must_divide_the_heads() -> None:
     values = {"mesh_axes": "tensor", "found": 8, "axis": "heads", "size": 4}
     with refuses("mesh.parameter", **values) as caught:
         abstract_params(define_model(task.build), mesh(1, 1, 8))
-    assert caught.value.values["name"].startswith("encoder/")
+    assert " encoder/" in str(caught.value)
 
 
 def test_fsdp_axis_must_divide_the_hidden_size() -> None:

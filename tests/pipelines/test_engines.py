@@ -18,7 +18,7 @@ from bert_jax.pipelines.engines.beam import BeamEngine, BeamSection
 from bert_jax.pipelines.engines.local import WorkerPool
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from tests.corpus import hashes, section, sentences, write_corpus, write_tokenizer
-from tests.project import environment, refused, refuses, write_config
+from tests.project import environment, refused, refuses, says, write_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,7 +123,7 @@ def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Pa
     config = write_config(tmp_path / "run.yaml", {"examples": settings.model_dump(mode="json")})
     line = refused("examples", config)
     assert line.key == "text.not_utf8"
-    assert (line.values["place"], line.values["byte"]) == (str(bad), size + 1)
+    says(line, place=str(bad), byte=size + 1)
     assert not (tmp_path / "dataset").exists()
 
 

@@ -148,7 +148,7 @@ def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
     def assert_refused(change: str, **changes: object) -> None:
         with refuses("examples.unfinished", place=partial) as caught:
             make_examples(section(corpus, **changes))
-        assert re.fullmatch(change, caught.value.values["change"])
+        assert re.search(change, str(caught.value))
 
     assert_refused(r"examples\.seed was 11, now 12", seed=12)
     assert_refused(r"examples\.max_seq_length was 48, now 32", max_seq_length=32)
@@ -199,7 +199,7 @@ def test_a_full_disk_is_one_line_without_partial_files(
             make_examples(section(corpus, dupe_factor=40))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert re.search(named, caught.value.values["place"])
+    assert re.search(named, caught.value.place)
     assert not (corpus / "dataset").exists()
     partial = corpus / "dataset.partial"
     assert not [p for p in partial.rglob("*") if SHARD.search(p.name) or p.suffix == ".tmp"]
@@ -262,7 +262,7 @@ def test_differences_from_a_finished_dataset_are_named(corpus: Path) -> None:
     def assert_refused(change: str, asked: ExamplesSection, **changes: object) -> None:
         with refuses("examples.other_settings", place="output", found=made.output) as caught:
             make_examples(asked.model_copy(update=changes))
-        assert re.fullmatch(change, caught.value.values["change"])
+        assert re.search(change, str(caught.value))
 
     more = r"examples\.input: text0\.txt is new, text1\.txt is new, .*, and 2 more"
     assert_refused(more, made)

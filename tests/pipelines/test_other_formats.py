@@ -154,7 +154,7 @@ def test_another_format_is_not_read_as_prose(
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with refuses("input.other_format", place=path) as refusal:
         read(sources(path))
-    assert str(refusal.value.values["found"]).startswith(found)
+    assert found in str(refusal.value)
     packed = tmp_path / f"{name}.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     tally = Tally()

@@ -326,10 +326,7 @@ def test_a_refused_program_is_reported_with_its_reason(
     error = result.exception
     assert isinstance(error, RunStopped)
     assert error.key == "plan.compiler"
-    assert error.values == {
-        "title": "the train step of phase 0 for v5e:2x2",
-        "reason": " ".join(REFUSAL.splitlines()[:2]),
-    }
+    says(error, title="the train step of phase 0 for v5e:2x2", reason=REFUSAL.splitlines()[:2])
     shown = "".join(traceback.format_exception(error))
     assert "in compile_step" in shown
     assert "error_1001" in shown

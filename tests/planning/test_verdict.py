@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.planning.plans import VOCABULARY, FakeCompiler, values
-from tests.project import invoke, refused
+from tests.project import invoke, refused, says
 from tests.report.strict_html import Document
 
 TABLES = ("HBM per chip, GiB", "Work of a step", "Collectives of a step", "cycles by kind")
@@ -101,5 +101,5 @@ def test_without_libtpu_one_line_names_the_package(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     arguments = ("--vocab-size", VOCABULARY, "--topology", "v5e:2x2")
     line = refused("plan", config, *arguments)
-    assert (line.key, line.values["place"]) == ("install.missing", "libtpu")
+    says(line, key="install.missing", place="libtpu")
     assert "[plan]" in line

@@ -1,6 +1,7 @@
 """Failed bucket requests are retried. An error that a user can fix is one line."""
 
 import os
+import re
 import time
 
 import pytest
@@ -60,7 +61,7 @@ def test_an_unreachable_bucket_ends_a_run_in_one_line(
     cloud.proxy.down = True
     with refuses("bucket.no_answer", kind=RunStopped, place=bucket) as caught:
         (bucket / "a b").write_text("x")
-    assert caught.value.values["reason"] in ("try again, 429", "try again, 503")
+    assert re.search("try again, (429|503)", str(caught.value))
     (line,) = [r.getMessage() for r in caplog.records if r.name == "bert_jax.files"]
     assert line.startswith(f"{bucket}: no answer")
     assert line.endswith("up to 0 min")

@@ -21,7 +21,7 @@ from bert_jax.verbs import submit as submit_verb
 from bert_jax.verbs import submit_checks
 from tests.launch.scripted import Clock, ScriptedLauncher
 from tests.processes.hosts import start
-from tests.project import MESH, ok, project_config, refused, write_config
+from tests.project import MESH, ok, project_config, refused, says, write_config
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 from tests.tasks.runs import write_table
@@ -128,7 +128,7 @@ def test_submitted_fine_tuning_reads_the_submitters_files(
     assert "hf://owner/name" in missing
     missing = refused("submit", path, *options, "finetune.task.dev=tables/deb.csv")
     assert missing.key == "submit.input_missing"
-    assert missing.values["place"] == f"finetune.task.dev: {bucket}/tables/deb.csv"
+    says(missing, place=f"finetune.task.dev: {bucket}/tables/deb.csv")
     with monkeypatch.context() as patch:
         patch.setattr(host_paths, "LARGEST_BYTES", 100)
         assert refused("submit", path, *options).key == "submit.upload_size"
@@ -149,7 +149,7 @@ def test_submitted_fine_tuning_reads_the_submitters_files(
     download._copied.cache_clear()
     download._home.cache_clear()
     damaged = refused("finetune", bucket / "jobs" / "again" / "config.yaml", "run_dir=tuned-2")
-    assert (damaged.key, damaged.values["place"]) == ("file.damaged", target)
+    says(damaged, key="file.damaged", place=target)
 
 
 @pytest.mark.parametrize(("stopped", "patience"), [(True, ("600", "1")), (False, ("3", "3"))])

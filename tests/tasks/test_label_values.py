@@ -119,7 +119,7 @@ def test_a_text_for_a_missing_label_is_never_read_silently(
     assert any(note.startswith(rows) and note.endswith(f": {text}") for note in family.notes)
     with refuses("label.unknown", found=text) as error:
         open_files(tmp_path, "dev", train=whole, dev=rows)
-    assert error.value.values["hint"]
+    assert "missing label" in str(error.value)
     family = open_files(tmp_path, "test", train=whole, test=rows)
     assert labels_of(family.splits["test"]) == [1, 0, None]
     assert any(note.startswith(f"{rows}: 1 labels are {text}") for note in family.notes)

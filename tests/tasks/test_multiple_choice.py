@@ -111,7 +111,7 @@ def test_malformed_lists_of_choices_are_named(
     content = "".join(f"{json.dumps(each)}\n" for each in (good, good | row))
     with refuses(key, **values) as error:
         open_file(tokenizer, tmp_path, content, name="rows.jsonl", **LISTS)
-    assert str(error.value.values["place"]).startswith(f"{tmp_path}/rows.jsonl: line 2")
+    assert str(error.value.place).startswith(f"{tmp_path}/rows.jsonl: line 2")
 
 
 def test_the_test_set_of_datasets_has_no_labels(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_run_without_a_whole_checkpoint_names_all(copy: Path) -> None:
         refuses("checkpoint.all_damaged", place=copy) as caught,
     ):
         checkpoints.on_disk.newest()
-    assert "checkpoint 12: progress/metadata is missing" in caught.value.values["damaged"]
+    assert "checkpoint 12: progress/metadata is missing" in str(caught.value)
 
 
 def test_an_interrupted_save_does_not_prevent_a_start(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_checkpoints_without_manifests_are_refused(copy: Path) -> None:
         refuses("checkpoint.all_damaged", place=copy) as caught,
     ):
         checkpoints.on_disk.newest()
-    assert all(f"no {MANIFEST}" in each for each in caught.value.values["damaged"])
+    assert str(caught.value).count(f"no {MANIFEST}") == len(STEPS)
 
 
 def test_a_file_named_checkpoints_is_one_line(tmp_path: Path) -> None:

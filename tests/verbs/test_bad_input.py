@@ -21,6 +21,7 @@ from tests.project import (
     project_config,
     refused,
     said,
+    says,
     write_config,
 )
 
@@ -74,19 +75,19 @@ def test_a_wrong_setting_names_the_allowed_values(
     tmp_path: Path, config: dict[str, Any], override: str, key: str, values: dict[str, Any]
 ) -> None:
     line = mistake(tmp_path, "pretrain", config, override)
-    assert (line.key, line.values["place"]) == (key, f"override {override.partition('=')[0]}")
-    assert values.items() <= line.values.items()
+    says(line, key=key, place=f"override {override.partition('=')[0]}")
+    says(line, **values)
 
 
 def test_a_wrong_setting_below_a_list_names_the_allowed_values(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     line = mistake(tmp_path, "pretrain", config, "train.phases.0={dataset: x, stpes: 3}")
-    assert (line.key, line.values["place"]) == ("setting.unknown", "override train.phases.0.stpes")
-    assert near("steps").items() <= line.values.items()
+    says(line, key="setting.unknown", place="override train.phases.0.stpes")
+    says(line, **near("steps"))
     line = mistake(tmp_path, "pretrain", config, "training.steps=8")
-    assert (line.key, line.values["place"]) == ("setting.unknown", "override training")
-    assert near("train").items() <= line.values.items()
+    says(line, key="setting.unknown", place="override training")
+    says(line, **near("train"))
 
 
 @pytest.mark.parametrize(
@@ -101,8 +102,8 @@ def test_an_override_of_another_form_is_named(
     tmp_path: Path, config: dict[str, Any], override: str, key: str, values: dict[str, Any]
 ) -> None:
     line = mistake(tmp_path, "pretrain", config, override)
-    assert (line.key, line.values["place"]) == (key, f'"{override}"')
-    assert values.items() <= line.values.items()
+    says(line, key=key, place=f'"{override}"')
+    says(line, **values)
 
 
 def test_an_override_is_not_blamed_for_the_files_mistake(
@@ -111,7 +112,7 @@ def test_an_override_is_not_blamed_for_the_files_mistake(
     config["mesh"]["tensr"] = 2
     line = mistake(tmp_path, "pretrain", config, "mesh.tensor=1", "seed=3")
     assert line.key == "setting.unknown"
-    assert line.values["place"] == f"{tmp_path / 'config.yaml'}: mesh.tensr"
+    says(line, place=f"{tmp_path / 'config.yaml'}: mesh.tensr")
 
 
 @pytest.mark.parametrize(
@@ -129,15 +130,15 @@ def test_yaml_of_another_form_names_the_allowed_values(
 ) -> None:
     (tmp_path / "bad.yaml").write_text(content)
     line = refused("pretrain", tmp_path / "bad.yaml")
-    assert (line.key, line.values["place"]) == (key, f"{tmp_path / 'bad.yaml'}{place}")
-    assert value in line.values[name]
-    assert name == "reason" or line.values["allowed"] == "keys and values"
+    says(line, key=key, place=f"{tmp_path / 'bad.yaml'}{place}")
+    assert value in line
+    assert name == "reason" or "keys and values" in line
 
 
 def test_a_section_that_a_verb_needs_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
     del config["vocab"]
     line = mistake(tmp_path, "vocab", config)
-    assert (line.key, line.values["place"]) == ("setting.needed", "vocab")
+    says(line, key="setting.needed", place="vocab")
 
 
 TEXTS: list[tuple[bytes | None, str, dict[str, Any]]] = [
@@ -169,8 +170,7 @@ def test_bad_text_is_named_and_leaves_no_dataset(
     line = mistake(tmp_path, "examples", config)
     assert line.key == key
     for name, value in values.items():
-        wanted = value.format(text) if isinstance(value, str) else value
-        assert line.values[name] == wanted
+        says(line, **{name: value.format(text) if isinstance(value, str) else value})
     assert not any(tmp_path.glob("dataset*"))
 
 
@@ -181,13 +181,13 @@ def test_a_broken_parquet_is_named(tmp_path: Path, config: dict[str, Any], verb:
     pq.write_table(pa.table({"text": texts}), path)
     config[verb] |= {"input": [str(path)], "output": str(tmp_path / "output")}
     line = mistake(tmp_path, verb, config)
-    assert (line.key, line.values["place"]) == ("file.not_utf8", f"{path}: row 2")
-    assert line.values["found"] == 0xE9
+    says(line, key="file.not_utf8", place=f"{path}: row 2")
+    says(line, found=0xE9)
     column = pa.array(["a document ."])
     pq.write_table(pa.Table.from_arrays([column, column], ["text", "text"]), path)
     line = mistake(tmp_path, verb, config)
-    assert (line.key, line.values["place"]) == ("parquet.column_twice", str(path))
-    assert line.values["found"] == "text"
+    says(line, key="parquet.column_twice", place=str(path))
+    says(line, found="text")
     assert not (tmp_path / "output").exists()
 
 
@@ -199,8 +199,8 @@ def test_a_pipe_as_input_is_refused_without_waiting(
     for verb in ("vocab", "examples"):
         config[verb] |= {"input": [str(tmp_path / name)], "output": str(tmp_path / "output")}
         line = mistake(tmp_path, verb, config)
-        assert (line.key, line.values["place"]) == ("file.kind", str(tmp_path / name))
-        assert "pipe" in line.values["found"]
+        says(line, key="file.kind", place=str(tmp_path / name))
+        assert "pipe" in str(line)
     assert not (tmp_path / "output").exists()
 
 
@@ -213,8 +213,8 @@ def test_a_vocabulary_without_mask_is_refused(
     (tokenizer / "vocab.txt").write_text(pieces)
     line = mistake(tmp_path, "pretrain", config, f"tokenizer={tokenizer}")
     assert line.key == "vocabulary.special_missing"
-    assert line.values["place"] == str(tokenizer / "vocab.txt")
-    assert line.values["missing"] == ["[MASK]"]
+    says(line, place=str(tokenizer / "vocab.txt"))
+    says(line, missing=["[MASK]"])
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(
@@ -226,8 +226,8 @@ def test_a_dataset_of_another_tokenizer_is_refused(
     (dataset / "provenance.json").write_text(json.dumps(sealed(other)))
     line = mistake(tmp_path, "pretrain", config, f"train.phases.0.dataset={dataset}")
     assert line.key == "dataset.other_tokenizer"
-    assert line.values["place"] == f"train.phases.0.dataset: {dataset}"
-    assert line.values["found"] == f"{'0' * 12}…"
+    says(line, place=f"train.phases.0.dataset: {dataset}")
+    says(line, found=f"{'0' * 12}…")
 
 
 def test_a_damaged_shard_is_named(tmp_path: Path, project: Path, config: dict[str, Any]) -> None:
@@ -235,7 +235,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, project: Path, config: dict[st
     shard = next(dataset.glob("*train*array_record*"))
     shard.write_bytes(shard.read_bytes()[:-1000])
     line = mistake(tmp_path, "pretrain", config, f"train.phases.0.dataset={dataset}")
-    assert (line.key, line.values["place"]) == ("dataset.file_size", str(shard))
+    says(line, key="dataset.file_size", place=str(shard))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_an_impossible_mesh_or_schedule_is_refused_before_the_start(
     run_dir = tmp_path / "run"
     line = mistake(tmp_path, "pretrain", config, f"run_dir={run_dir}", *overrides)
     assert line.key == key
-    assert line.values.items() >= values.items()
+    says(line, **values)
     assert not run_dir.exists()
 
 
@@ -321,7 +321,7 @@ def test_an_unfit_model_or_dataset_is_refused_before_the_start(
     run_dir = tmp_path / "run"
     line = mistake(tmp_path, "pretrain", config, f"run_dir={run_dir}", override)
     assert line.key == key
-    assert values.items() <= line.values.items()
+    says(line, **values)
     assert not run_dir.exists()
 
 
@@ -349,11 +349,11 @@ def test_doctor_and_pretrain_refuse_an_objective_that_fits_neither_model_nor_dat
         settings = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
         line = refused("pretrain", file, *settings)
         assert line.key == key
-        assert values.items() <= line.values.items()
+        says(line, **values)
         assert not (tmp_path / "run").exists()
         found = invoke("doctor", file, *settings)
         assert found.exit_code == 1, found.output
-        assert str(line.values["place"]) in found.output
+        assert str(line.place) in found.output
 
 
 def test_the_settings_of_the_other_training_name_its_verb(
@@ -370,7 +370,7 @@ def test_the_settings_of_the_other_training_name_its_verb(
     ):
         line = refused(verb, write_config(tmp_path / "c.yaml", values), *options)
         assert line.key == "config.other_verb"
-        assert line.values["fitting"] == fitting
+        says(line, fitting=fitting)
 
 
 def test_a_relative_path_is_shown_with_its_directory(
@@ -389,15 +389,15 @@ def test_a_relative_path_is_shown_with_its_directory(
     ):
         line = mistake(tmp_path, verb, values, *overrides)
         assert line.key == key
-        assert line.values["within"] == f" in {tmp_path}"
-    assert refused("pretrain", "none.yaml").values["within"] == f" in {tmp_path}"
+        says(line, within=f" in {tmp_path}")
+    says(refused("pretrain", "none.yaml"), within=f" in {tmp_path}")
 
 
 def test_an_impossible_run_directory_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "file").write_text("in the way")
     line = mistake(tmp_path, "pretrain", config, f"run_dir={tmp_path / 'file' / 'run'}")
     assert line.key == "run.unwritable"
-    assert line.values["found"] == str(tmp_path / "file" / "run")
+    says(line, found=str(tmp_path / "file" / "run"))
 
 
 def test_a_mistake_is_one_line_in_a_process_of_its_own(
@@ -416,9 +416,9 @@ def test_a_missing_tokenizer_names_the_command_that_makes_it(
     config["examples"]["output"] = str(tmp_path / "dataset")
     line = mistake(tmp_path, "examples", config)
     assert line.key == "examples.tokenizer_missing"
-    assert line.values["found"] == str(tmp_path / "none")
+    says(line, found=str(tmp_path / "none"))
     line = mistake(tmp_path, "pretrain", config, f"tokenizer={tmp_path / 'none'}")
-    assert (line.key, line.values["place"]) == ("tokenizer.missing", str(tmp_path / "none"))
+    says(line, key="tokenizer.missing", place=str(tmp_path / "none"))
     assert not (tmp_path / "dataset").exists()
 
 
@@ -429,16 +429,16 @@ def test_a_missing_run_suggests_the_nearest_one(tmp_path: Path) -> None:
     for verb in (["fill-mask", tmp_path / "mien", "a [MASK]"], ["evaluate", tmp_path / "mien"]):
         line = refused(*verb)
         assert line.key == "run.missing"
-        assert line.values["place"] == str(tmp_path / "mien")
-        assert line.values["found"] == "no such directory"
-        assert line.values["hint"] == f'; did you mean "{tmp_path / "mine"}"?'
+        says(line, place=str(tmp_path / "mien"))
+        says(line, found="no such directory")
+        says(line, hint=f'; did you mean "{tmp_path / "mine"}"?')
     line = refused("evaluate", tmp_path)
     assert line.key == "run.missing"
-    assert line.values["found"] == "no config.yaml in it"
-    assert line.values["hint"] == f"; runs there: {tmp_path / 'mine'}"
+    says(line, found="no config.yaml in it")
+    says(line, hint=f"; runs there: {tmp_path / 'mine'}")
     line = refused("fill-mask", tmp_path / "mine" / "config.yaml", "a [MASK]")
-    assert (line.key, line.values["found"]) == ("run.missing", "a file")
-    assert line.values["hint"] == f'; did you mean "{tmp_path / "mine"}"?'
+    says(line, key="run.missing", found="a file")
+    says(line, hint=f'; did you mean "{tmp_path / "mine"}"?')
 
 
 def copy_dataset(project: Path, tmp_path: Path) -> Path:
@@ -454,7 +454,7 @@ def test_vocab_replaces_a_tokenizer_only_with_force(
     before = (output / "vocab.txt").read_bytes()
     config["vocab"]["output"] = str(output)
     line = mistake(tmp_path, "vocab", config, "vocab.size=600")
-    assert (line.key, line.values["found"]) == ("vocab.exists", str(output))
+    says(line, key="vocab.exists", found=str(output))
     assert (output / "vocab.txt").read_bytes() == before
     path = write_config(tmp_path / "config.yaml", config)
     ok("vocab", path, "vocab.size=600", "--force")
@@ -469,8 +469,8 @@ def test_a_second_vocab_is_refused_unless_the_first_died(
     path = write_config(tmp_path / "config.yaml", config)
     with hold_alone(output, say=print):
         line = refused("vocab", path, "vocab.size=600")
-        assert (line.key, line.values["place"]) == ("lock.held", str(output))
-        assert line.values["holder"] == f"{os.uname().nodename} {os.getpid()}"
+        says(line, key="lock.held", place=str(output))
+        says(line, holder=f"{os.uname().nodename} {os.getpid()}")
         assert not output.exists()
     output.mkdir()
     left = unfinished(output / "vocab.txt")

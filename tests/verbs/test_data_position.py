@@ -11,7 +11,7 @@ import pytest
 from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.time_account import read_goodput
-from tests.project import MESH, ok, one_phase, project_config, refused, write_config
+from tests.project import MESH, ok, one_phase, project_config, refused, says, write_config
 
 
 @pytest.fixture(scope="module")
@@ -123,14 +123,14 @@ def test_changed_data_are_refused_or_used_with_a_warning(
     before = (run_dir / "config.yaml").read_bytes()
 
     line = refused("pretrain", config, *more, "seed=4")
-    assert (line.key, line.values["place"]) == ("run.other_setting", "seed")
-    assert (line.values["found"], line.values["expected"]) == (4, 3)
+    says(line, key="run.other_setting", place="seed")
+    says(line, found=4, expected=3)
     assert "--allow-data-change" in line
 
     shutil.rmtree(tmp_path / "dataset")  # replaced by another dataset of the same name
     ok("examples", config, "examples.dupe_factor=2")
     line = refused("pretrain", config, *more)
-    assert (line.key, line.values["place"]) == ("resume.data_changed", "dataset")
+    says(line, key="resume.data_changed", place="dataset")
     assert (run_dir / "config.yaml").read_bytes() == before
 
     output = ok("pretrain", config, *more, "seed=4", "--allow-data-change")
@@ -153,7 +153,7 @@ def test_changed_masking_continues_with_the_next_row(small: dict[str, Any], tmp_
     ok("pretrain", config, *same, "train.phases.0.steps=4")
     other = (*same, "train.phases.0.steps=8", "objective.masking.rate=0.3")
     line = refused("pretrain", config, *other)
-    assert (line.key, line.values["place"]) == ("run.other_setting", "objective.masking.rate")
+    says(line, key="run.other_setting", place="objective.masking.rate")
     output = ok("pretrain", config, *other, "--allow-data-change")
     said = "masking.rate was 0.15, is 0.3; phase 0 had read 32 rows and resumes at row 32"
     assert said in output
@@ -170,9 +170,7 @@ def test_a_packed_run_resumes_and_refuses_another_packing(project: Path, tmp_pat
     cut_back(whole, cut, step=3)
 
     other = refused("pretrain", config, f"run_dir={cut}", "train.phases.0.packing.max_examples=3")
-    assert other.key == "resume.data_changed"
-    found = [other.values[name] for name in ("place", "found", "expected")]
-    assert found == ["packing.max_examples", 3, 4]
+    says(other, key="resume.data_changed", place="packing.max_examples", found=3, expected=4)
 
     (cut / "metrics.jsonl").unlink()
     ok("pretrain", config, f"run_dir={cut}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project import ok, refused
+from tests.project import ok, refused, says
 
 SHORT = (
     "train.phases.0.steps=6",
@@ -50,5 +50,5 @@ def test_the_demo_fills_masks_and_resumes(
 def test_a_demo_in_an_unwritable_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     line = refused("demo", "--dir", tmp_path / "file")
-    assert (line.key, line.values["reason"]) == ("file.unwritable", "Not a directory")
-    assert line.values["place"] == f"{tmp_path}/file/text"
+    says(line, key="file.unwritable", reason="Not a directory")
+    says(line, place=f"{tmp_path}/file/text")

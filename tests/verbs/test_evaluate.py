@@ -15,7 +15,7 @@ from bert_jax.model.section import HeadsSection
 from bert_jax.tasks.family import task_heads
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 from tests.interop.hf_checkpoints import hf_config, hf_model
-from tests.project import VOCAB_SIZE, ok, refused
+from tests.project import VOCAB_SIZE, ok, refused, says
 from tests.tasks.runs import tiny_run
 from tests.tasks.squad_data import question, squad, write
 
@@ -60,7 +60,7 @@ def test_every_evaluation_and_threshold_is_kept_apart(
 ) -> None:
     run, file = squad_run(tmp_path)
     line = refused("predict", run, tmp_path / "o.jsonl", "--input", file)
-    assert (line.key, line.values["step"]) == ("squad.no_threshold", LAST)
+    says(line, key="squad.no_threshold", step=LAST)
     assert f"bert-jax evaluate {run} --checkpoint {LAST}" in line
     ok("evaluate", run)  # without a ranking score, `auto` is the last checkpoint
     before = (run / "evaluation.json").read_bytes()
@@ -81,7 +81,7 @@ def test_every_evaluation_and_threshold_is_kept_apart(
         (run / "evaluation.json").write_text(json.dumps(whole | change))
         line = refused("predict", run, tmp_path / "o.jsonl", "--input", file, "--force")
         assert line.key == "evaluation.damaged"
-        assert line.values["place"].startswith(f"{run / 'evaluation.json'}: {next(iter(change))}")
+        assert line.place.startswith(f"{run / 'evaluation.json'}: {next(iter(change))}")
 
 
 def test_probabilities_are_refused_before_predicting(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.text import load_tokenizer
 from tests.corpus import hashes, original, section, write_corpus, write_tokenizer
-from tests.project import ok, refused, write_config
+from tests.project import ok, refused, says, write_config
 from tests.report.strict_html import read
 
 
@@ -94,7 +94,7 @@ def test_tfrecords_are_written_from_a_finished_dataset(made: Path, tmp_path: Pat
     assert f"{len(train):,} of train" in printed
     assert written.summary.slots == 8  # 15% of 48, rounded up
     again = refused("examples", made / "run.yaml", "--tfrecords", tmp_path / "out")
-    assert (again.key, again.values["place"]) == ("output.exists", str(tmp_path / "out"))
+    says(again, key="output.exists", place=str(tmp_path / "out"))
 
 
 def test_inspecting_refuses_changed_settings(made: Path, tmp_path: Path) -> None:
@@ -106,5 +106,5 @@ def test_inspecting_refuses_changed_settings(made: Path, tmp_path: Path) -> None
     ]:
         override = f"{key}={value}"
         line = refused("examples", made / "run.yaml", override, "--tfrecords", tmp_path / "out")
-        assert (line.key, line.values["place"], line.values["found"]) == (error, key, value)
+        says(line, key=error, place=key, found=value)
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from bert_jax.text.library_tokenizer import LibraryTokenizer
 from bert_jax.text.sentence_piece import SentencePieceTokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.interop.hf_checkpoints import Imported, fresh_run, read_run
-from tests.project import ok, refused, write_config
+from tests.project import ok, refused, says, write_config
 from tests.text.library_tokenizers import lines_of_scripts, saved
 from tests.text.test_sentence_piece import train as train_sentencepiece
 
@@ -130,7 +130,7 @@ def test_tokenizers_that_cannot_be_extended_exactly_are_refused(tmp_path: Path) 
         fresh_run(tmp_path / name, tokenizer)
         refusal = refused("vocab", file, "--extend", tmp_path / name)
         assert refusal.key == "vocab.extend_kind"
-        assert refusal.values["place"] == "vocab.extend"
+        says(refusal, place="vocab.extend")
     assert not (tmp_path / "new").exists()
 
 
@@ -143,7 +143,7 @@ def test_settings_of_training_have_no_effect_on_a_vocabulary(tmp_path: Path) -> 
         file = write_config(tmp_path / "vocab.yaml", {"vocab": section | change})
         refusal = refused("vocab", file)
         assert refusal.key == key
-        assert refusal.values["place"] == f"{file}: vocab.{name}"
+        says(refusal, place=f"{file}: vocab.{name}")
 
 
 def test_a_text_without_new_words_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from bert_jax.tasks.training.evaluation import open_data
 from bert_jax.tasks.training.setup import prepare
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.verbs.finetune import finetune_settings
-from tests.project import invoke, ok, refused, refuses, write_config
+from tests.project import invoke, ok, refused, refuses, says, write_config
 from tests.tasks.runs import tiny_config, write_table
 
 
@@ -97,8 +97,8 @@ def test_repeating_the_command_changes_no_file(tuned: Path) -> None:
     assert (tuned / "tuned" / "evaluation.json").read_bytes() == before
     result = refused("finetune", tuned / "config.yaml", "finetune.optimizer.learning_rate=1e-4")
     assert result.key == "run.other_setting"
-    assert result.values["place"] == "finetune.optimizer.learning_rate"
-    assert (result.values["found"], result.values["expected"]) == (0.0001, 0.002)
+    says(result, place="finetune.optimizer.learning_rate")
+    says(result, found=0.0001, expected=0.002)
 
 
 def predict_dev(run_dir: Path, loaded: LoadedParams, params: Any, batch_size: int) -> list[str]:
@@ -265,7 +265,7 @@ def test_frozen_layers_keep_bits_and_changed_data_are_refused(tmp_path: Path) ->
     train.write_text("".join(f"{text},{flip.get(label, label)}\n" for text, label in lines))
     said = refused("finetune", config)
     assert said.key == "run.other_setting"
-    assert said.values["place"] == "content.train"
+    says(said, place="content.train")
     assert "--allow-data-change" in said
     ok("finetune", config, "--allow-data-change")
     (change,) = json.loads((tmp_path / "tuned" / "provenance.json").read_text())["changes"]
@@ -297,12 +297,12 @@ def test_a_hugging_face_origin_is_pinned_by_contents(
     settings = Path("hf", "config.json")
     settings.write_text(settings.read_text() + "\n")
     line = refused("finetune", "config.yaml")
-    assert (line.key, line.values["place"]) == ("run.other_setting", "finetune.init_from")
+    says(line, key="run.other_setting", place="finetune.init_from")
     pinned = f"finetune.init_from={origin}"
     ok("finetune", "config.yaml", pinned)  # from the cache
     shutil.rmtree(cache)
     line = refused("finetune", "config.yaml", pinned, "run_dir=third")
-    assert (line.key, line.values["place"]) == ("import.changed", "hf")
+    says(line, key="import.changed", place="hf")
     assert not Path("third").exists()
 
 

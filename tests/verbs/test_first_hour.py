@@ -14,7 +14,7 @@ from bert_jax.diagnostics.machine import installed
 from bert_jax.files.host_lock import HostLock
 from bert_jax.verbs import first_hour
 from tests.launch.cloud_vm import TOKEN, metadata_server
-from tests.project import invoke, ok, project_config, refused, write_config
+from tests.project import invoke, ok, project_config, refused, says, write_config
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "orbax-checkpoint")
 
@@ -161,5 +161,5 @@ def test_a_report_needs_one_process_and_a_configuration_of_pretraining(
     several = refused("doctor", config, "--first-hour", report, "mesh.distributed.enabled=true")
     assert several.key == "first_hour.processes"
     finetuning = refused("doctor", "finetune/mrpc", "--first-hour", report)
-    assert (finetuning.key, finetuning.values["place"]) == ("setting.needed", "train")
+    says(finetuning, key="setting.needed", place="train")
     assert not report.exists()

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from tests.interop.hf_checkpoints import hf_config, hf_model, save
-from tests.project import ROOT, environment, ok, refused
+from tests.project import ROOT, environment, ok, refused, says
 
 KILLED = """
 import os, pathlib, signal
@@ -77,7 +77,7 @@ def test_force_replaces_only_what_the_verb_has_written(
     for verb, source, target, found in cases:
         line = refused(verb, source, target, "--force")
         assert line.key == "output.foreign"
-        assert (line.values["place"], line.values["found"]) == (str(target), found)
+        says(line, place=str(target), found=found)
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []
     assert (home / "note.txt").read_text() == file.read_text() == "mine"
     ok("import", checkpoint, run, "--force")

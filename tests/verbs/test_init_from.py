@@ -15,7 +15,7 @@ from bert_jax.model.section import HeadsSection
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.objectives.teachers import write_teacher
-from tests.project import invoke, ok, one_phase, project_config, refused, write_config
+from tests.project import invoke, ok, one_phase, project_config, refused, says, write_config
 from tests.verbs.test_pretrain import params_of
 
 SIZES = {
@@ -105,9 +105,9 @@ def test_another_network_is_refused(
 ) -> None:
     command = ("pretrain", start.config, f"run_dir={tmp_path}/run", f"model.{key}={value}")
     error = refused(*command, "--init-from", start.model)
-    assert (error.key, error.values["place"]) == ("init_from.other_model", f"model.{key}")
-    assert (error.values["name"], error.values["expected"]) == (name, expected)
-    assert error.values["found"] == (2 if key == "size" else value)
+    says(error, key="init_from.other_model", place=f"model.{key}")
+    says(error, name=name, expected=expected)
+    says(error, found=2 if key == "size" else value)
     assert not (tmp_path / "run").exists()
 
 
@@ -117,8 +117,8 @@ def test_another_network_in_a_file_is_refused(start: Start, tmp_path: Path) -> N
     file.write_text(json.dumps({**sizes, "hidden_act": "gelu"}))
     command = ("pretrain", start.config, f"run_dir={tmp_path}/run", f"model.bert_config={file}")
     error = refused(*command, "--init-from", start.model)
-    assert (error.key, error.values["place"]) == ("init_from.other_model", "model.bert_config")
-    assert (error.values["found"], error.values["expected"]) == ("gelu_tanh", "gelu_erf")
+    says(error, key="init_from.other_model", place="model.bert_config")
+    says(error, found="gelu_tanh", expected="gelu_erf")
 
 
 def test_another_tokenizer_is_refused(start: Start, tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_another_tokenizer_is_refused(start: Start, tmp_path: Path) -> None:
         model = start.write(name, WordPieceTokenizer(changed, lower_case=True), tmp_path)
         command = ("pretrain", start.config, f"run_dir={tmp_path}/run", "--init-from", model)
         error = refused(*command)
-        assert (error.key, error.values["place"]) == ("init_from.tokenizer", "tokenizer")
-        assert (error.values["pieces"], error.values["expected"]) == (640, len(changed))
-        assert error.values["same"] == str(model / "tokenizer")
+        says(error, key="init_from.tokenizer", place="tokenizer")
+        says(error, pieces=640, expected=len(changed))
+        says(error, same=str(model / "tokenizer"))
     assert not (tmp_path / "run").exists()
 
 
@@ -158,7 +158,7 @@ def test_the_same_command_resumes(start: Start, run: Path) -> None:
     without = (*same[:-2], *(f"model.architecture.{name}={size}" for name, size in SIZES.items()))
     assert "resuming at step 1 of 1" in ok(*without)  # the run keeps its own network
     error = refused(*without, "model.architecture.hidden_act=gelu_tanh")
-    assert (error.key, error.values["expected"]) == ("init_from.other_model", "gelu_erf")
+    says(error, key="init_from.other_model", expected="gelu_erf")
 
 
 def test_a_run_with_checkpoints_keeps_its_start(start: Start, run: Path, tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_a_run_with_checkpoints_keeps_its_start(start: Start, run: Path, tmp_pat
         before = (directory / "provenance.json").read_bytes()
         command = ("pretrain", start.config, f"run_dir={directory}", "train.phases.0.steps=2")
         error = refused(*command, "--init-from", other)
-        assert (error.key, error.values["began"]) == ("init_from.other_start", began)
-        assert error.values["found"] == str(other)
+        says(error, key="init_from.other_start", began=began)
+        says(error, found=str(other))
         assert (directory / "provenance.json").read_bytes() == before
 
 
@@ -181,4 +181,4 @@ def test_a_start_without_a_checkpoint_is_repeated(start: Start, run: Path, tmp_p
     shutil.rmtree(stopped / "checkpoints")
     sizes = f"model.architecture={json.dumps(SIZES)}"
     error = refused("pretrain", start.config, f"run_dir={stopped}", sizes)
-    assert (error.key, error.values["began"]) == ("init_from.missing", str(start.model))
+    says(error, key="init_from.missing", began=str(start.model))

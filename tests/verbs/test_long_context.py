@@ -21,7 +21,7 @@ from bert_jax.runs.run_directory import open_run
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.state import define_model
 from tests.objectives.runs import assert_equal_params
-from tests.project import MESH, ok, project_config, refused, write_config
+from tests.project import MESH, ok, project_config, refused, says, write_config
 from tests.support import small_encoder
 
 THETAS = 10.0, 500.0
@@ -136,5 +136,5 @@ def test_a_plan_compiles_each_phase_with_its_own_theta(config: Path) -> None:
 def test_an_encoder_without_rotary_positions_is_refused(config: Path) -> None:
     line = refused("pretrain", config, "model={size: tiny}")
     assert line.key == "phases.rotary_theta"
-    assert line.values["place"] == "train.phases.0.rotary_theta"
-    assert (line.values["found"], line.values["encoder"]) == (10.0, "bert")
+    says(line, place="train.phases.0.rotary_theta")
+    says(line, found=10.0, encoder="bert")

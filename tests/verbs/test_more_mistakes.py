@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.project import bert_jax, ok, project_config, refused, said, write_config
+from tests.project import bert_jax, ok, project_config, refused, said, says, write_config
 from tests.tasks.runs import tiny_config
 
 
@@ -42,8 +42,8 @@ def test_a_run_never_replaces_files_of_a_dataset_a_tokenizer_or_a_model(
     values = config if verb == "pretrain" else tuning
     file = write_config(tmp_path / "c.yaml", values | {"run_dir": str(output)})
     line = refused(verb, file)
-    assert (line.key, line.values["place"]) == ("run.not_a_run", "run_dir")
-    assert (line.values["found"], line.values["file"]) == (str(output), held)
+    says(line, key="run.not_a_run", place="run_dir")
+    says(line, found=str(output), file=held)
     assert contents(output) == {held: b"of another verb"}
 
 
@@ -66,8 +66,8 @@ def test_a_column_has_one_role(
     file = write_config(tmp_path / "c.yaml", tuning)
     line = refused("finetune", file, override)
     assert line.key == "setting.same_column"
-    assert line.values["setting"] == f"finetune.task.{place}"
-    assert line.values["found"] == column
+    says(line, setting=f"finetune.task.{place}")
+    says(line, found=column)
 
 
 def test_settings_without_effect_and_a_dev_set_of_training_rows_are_warned_about(
@@ -87,19 +87,19 @@ def test_settings_without_effect_and_a_dev_set_of_training_rows_are_warned_about
     before = table.read_bytes()
     for arguments in (["--input", table], []):
         line = refused("predict", run_dir, table, "--force", *arguments)
-        assert (line.key, line.values["place"]) == ("output.is_input", str(table))
+        says(line, key="output.is_input", place=str(table))
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "word1"}\n')
     line = refused("features", run_dir, texts, texts, "--force", "--column", "text")
-    assert (line.key, line.values["place"]) == ("output.is_input", str(texts))
+    says(line, key="output.is_input", place=str(texts))
     line = refused("plan", file, "--topology", "v5litepod-16", "--html", file)
-    assert (line.key, line.values["place"]) == ("output.is_input", str(file))
+    says(line, key="output.is_input", place=str(file))
     assert table.read_bytes() == before
     line = refused(
         *("features", run_dir, table, tmp_path / "o.npz"),
         *("--column", "text", "--pair-column", "text"),
     )
-    assert (line.key, line.values["place"]) == ("setting.same_column", "--pair-column")
+    says(line, key="setting.same_column", place="--pair-column")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_number_that_means_something_else_is_refused(
 ) -> None:
     line = refused("pretrain", write_config(tmp_path / "c.yaml", config), override)
     assert line.key == key
-    assert values.items() <= line.values.items()
+    says(line, **values)
     assert not (tmp_path / "run").exists()
 
 
@@ -144,7 +144,7 @@ def test_a_tokenizer_is_not_written_among_its_own_input(
     before = contents(text)
     file = write_config(tmp_path / "c.yaml", config)
     line = refused("vocab", file, f"vocab.input={text}/*.txt", f"vocab.output={text}")
-    assert (line.key, line.values["place"]) == ("vocab.output_is_input", "vocab.output")
+    says(line, key="vocab.output_is_input", place="vocab.output")
     assert contents(text) == before
 
 

@@ -17,7 +17,7 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.open_checkpoints import load_params, write_checkpoints
 from bert_jax.runs.run_directory import open_run, write_run
 from bert_jax.train.metrics_writer import read_metrics
-from tests.project import ok, one_phase, refused, write_config
+from tests.project import ok, one_phase, refused, says, write_config
 
 STEPS = 12
 RECORDS = ("config.yaml", "metrics.jsonl", "provenance.json")
@@ -109,8 +109,8 @@ def test_only_the_last_and_the_best_checkpoints_are_kept(trained: Path) -> None:
     assert steps == {STEPS, best}
     result = refused("evaluate", trained, "--checkpoint", "7")
     assert result.key == "checkpoint.unknown"
-    assert result.values["found"] == "7"
-    assert result.values["allowed"] == ["last", "best", *map(str, sorted(steps))]
+    says(result, found="7")
+    says(result, allowed=["last", "best", *map(str, sorted(steps))])
 
 
 def test_a_finished_run_extends_on_another_mesh_and_rate(config: Path, run: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_finished_run_extends_on_another_mesh_and_rate(config: Path, run: Path
     phases = [phase | {"steps": 14, "learning_rate": 0.25}, phase | {"steps": 1}]
     result = refused("pretrain", config, f"run_dir={run}", f"train.phases={json.dumps(phases)}")
     assert result.key == "optimizer.replaced"
-    assert result.values["place"] == "optimizer.learning_rate"
-    assert (result.values["found"], result.values["expected"]) == (0.001, 0.25)
+    says(result, place="optimizer.learning_rate")
+    says(result, found=0.001, expected=0.25)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_a_finished_run_keeps_its_own_settings(
     before = records(trained)
     result = refused("pretrain", config, f"run_dir={trained}", f"{name}={value}")
     assert result.key == "run.other_setting"
-    assert (result.values["place"], result.values["found"]) == (name, value)
-    assert (result.values["run"], result.values["what"]) == (str(trained), "finished run")
+    says(result, place=name, found=value)
+    says(result, run=str(trained), what="finished run")
     assert records(trained) == before
 
 
@@ -173,8 +173,8 @@ def test_a_run_does_not_resume_as_another_one(
     before = records(trained)
     more = "train.phases.0.steps=20"
     result = refused("pretrain", config, f"run_dir={trained}", more, f"{name}={value}")
-    assert (result.key, result.values["found"]) == (key, value)
-    assert name.endswith(result.values["place"])
+    says(result, key=key, found=value)
+    assert name.endswith(result.place)
     assert records(trained) == before
 
 
@@ -227,8 +227,8 @@ def test_init_from_copies_only_the_parameters(config: Path, trained: Path, tmp_p
     rows = open_run(trained).architecture.vocab_size
     other = refused(*command, f"model.architecture.vocab_size={rows + 1}")
     assert other.key == "init_from.other_model"
-    assert other.values["place"] == "model.architecture.vocab_size"
-    assert (other.values["found"], other.values["expected"]) == (rows + 1, rows)
+    says(other, place="model.architecture.vocab_size")
+    says(other, found=rows + 1, expected=rows)
     ok(*command, f"model.architecture.vocab_size={rows}")
     assert [line["step"] for line in read_metrics(run_dir, kind="train")] == [1]
     assert read_metrics(run_dir, kind="train")[0]["learning_rate"] == 0.0

@@ -17,7 +17,7 @@ from bert_jax.runs.lock import LOCK, hold_output, hold_run
 from bert_jax.runs.open_checkpoints import load_params, write_checkpoints
 from bert_jax.runs.run_directory import open_run
 from bert_jax.train.time_account import describe_goodput, read_goodput
-from tests.project import invoke, ok, one_phase, refused, write_config
+from tests.project import invoke, ok, one_phase, refused, says, write_config
 from tests.tasks.runs import tiny_config
 
 FIRST, LAST = 2, 4
@@ -96,7 +96,7 @@ def test_every_reader_refuses_nonfinite_numbers(run: Path, config: Path, tmp_pat
     ):
         line = refused(*arguments)
         assert line.key == "checkpoint.not_finite"
-        assert line.values["name"] == "pooler/dense/bias"
+        says(line, name="pooler/dense/bias")
     assert not (tmp_path / "exported").exists()
 
 
@@ -108,7 +108,7 @@ def test_nonfinite_weights_are_not_imported(run: Path, tmp_path: Path) -> None:
     tensors[name][0, 0] = np.inf
     save_file(tensors, exported / "model.safetensors")
     line = refused("import", exported, tmp_path / "back")
-    assert (line.key, line.values["name"]) == ("tensor.not_finite", name)
+    says(line, key="tensor.not_finite", name=name)
     assert not (tmp_path / "back").exists()
 
 
@@ -137,14 +137,14 @@ def test_a_run_of_another_verb_is_not_resumed(run: Path, config: Path, tmp_path:
     tuning = write_config(tmp_path / "tuning.yaml", values)
     line = refused("finetune", tuning, f"run_dir={run}")
     assert line.key == "run.other_verb"
-    assert (line.values["found"], line.values["wrote"]) == (str(run), "pretrain")
+    says(line, found=str(run), wrote="pretrain")
     assert sorted(run.rglob("*")) == before
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["finetune"] = settings.pop("train")
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     line = refused("pretrain", config, f"run_dir={run}")
     assert line.key == "run.other_verb"
-    assert (line.values["found"], line.values["wrote"]) == (str(run), "finetune")
+    says(line, found=str(run), wrote="finetune")
 
 
 def test_every_verb_refuses_a_damaged_record(run: Path, config: Path, tmp_path: Path) -> None:
@@ -153,13 +153,13 @@ def test_every_verb_refuses_a_damaged_record(run: Path, config: Path, tmp_path: 
     (run / "config.yaml").write_text(written.replace("e-12", "e-02"))
     for verb in (("fill-mask", run, SENTENCE), ("pretrain", config, f"run_dir={run}")):
         line = refused(*verb)
-        assert (line.key, line.values["place"]) == ("file.changed", str(run / "config.yaml"))
+        says(line, key="file.changed", place=str(run / "config.yaml"))
     (run / "config.yaml").write_text(written)
     provenance = (run / "provenance.json").read_text()
     (run / "provenance.json").write_text(provenance.replace('"python": "3', '"python": "4'))
     for verb in (("export", run, tmp_path / "exported"), ("pretrain", config, f"run_dir={run}")):
         line = refused(*verb)
-        assert (line.key, line.values["place"]) == ("file.changed", str(run / "provenance.json"))
+        says(line, key="file.changed", place=str(run / "provenance.json"))
     assert not (tmp_path / "exported").exists()
     (run / "provenance.json").write_text(provenance)
     # A tokenizer without its own hash: the run knows the hash of the one that it was trained with.
@@ -171,7 +171,7 @@ def test_every_verb_refuses_a_damaged_record(run: Path, config: Path, tmp_path: 
     for verb in (("fill-mask", run, SENTENCE), ("pretrain", config, f"run_dir={run}")):
         line = refused(*verb)
         assert line.key == "run.tokenizer_changed"
-        assert line.values["run"] == str(run / "tokenizer")
+        says(line, run=str(run / "tokenizer"))
 
 
 def test_doctor_lists_whole_and_damaged_files_of_a_run(run: Path) -> None:

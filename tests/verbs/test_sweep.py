@@ -26,7 +26,7 @@ from bert_jax.train.loop import Outcome
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune, finetune_settings
-from tests.project import Refusal, invoke, ok, refused, refuses, write_config
+from tests.project import Refusal, invoke, ok, refused, refuses, says, write_config
 from tests.tasks.runs import tiny_config
 
 RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1.0
@@ -234,18 +234,18 @@ def test_a_sweep_of_other_settings_is_refused(
     assert not (tmp_path / "new").exists()
     before = sorted(swept.rglob("*"))
     said = refuse(base, tmp_path, swept, "--seeds", "3", sweep=SWEEP)
-    assert (said.key, said.values["found"], said.values["other"]) == ("sweep.two_seeds", 3, 2)
+    says(said, key="sweep.two_seeds", found=3, other=2)
     said = refuse(base, tmp_path, swept, "--seeds", "3", sweep=SWEEP | {"seeds": 3})
     assert said.key == "run.other_setting"
-    assert said.values["place"] == "finetune.sweep.seeds"
-    assert [said.values[name] for name in ("found", "what", "expected")] == [3, "sweep", 2]
+    says(said, place="finetune.sweep.seeds")
+    says(said, found=3, what="sweep", expected=2)
     said = refuse(base, tmp_path, swept, batch_size=32, sweep=SWEEP)
-    assert (said.key, said.values["place"]) == ("run.other_setting", "finetune.batch_size")
-    assert said.values["found"] == 32
+    says(said, key="run.other_setting", place="finetune.batch_size")
+    says(said, found=32)
     assert refuse(base, tmp_path, swept).key == "run.other_setting"
     single = swept / "runs" / "seed0-lr0.001-epochs2"
     said = refuse(base, tmp_path, single, "--seeds", "2")
-    assert (said.key, said.values["directory"]) == ("sweep.single_run", str(single))
+    says(said, key="sweep.single_run", directory=str(single))
     assert sorted(swept.rglob("*")) == before
 
 
@@ -268,4 +268,4 @@ def test_a_record_with_another_score_is_refused(
     (root / "sweep.json").write_text(json.dumps(content))
     said = refuse(base, tmp_path, root, sweep=SWEEP)
     assert said.key == "file.changed"
-    assert said.values["place"] == f"{root / 'sweep.json'}: run {changed['name']}"
+    says(said, place=f"{root / 'sweep.json'}: run {changed['name']}")

@@ -111,10 +111,9 @@ class DatasetCache:
         except OSError as error:
             raise UserError(
                 "cache.directory",
-                "cannot write {directory} ({reason}). Use a directory on a local disk.",
+                f"cannot write {self._root} ({error.strerror or error}). Use a directory on a "
+                "local disk.",
                 place="loader.cache.directory",
-                directory=self._root,
-                reason=error.strerror or error,
             ) from error
         return target
 
@@ -145,23 +144,15 @@ class DatasetCache:
         if free < needed:
             raise UserError(
                 "cache.disk_full",
-                "{directory} has {free_gb:.3g} GB free, but {dataset} needs {needed_gb:.3g} GB. "
-                "Use a directory with more free space.",
+                f"{self._root} has {free / 1e9:.3g} GB free, but {source} needs "
+                f"{needed / 1e9:.3g} GB. Use a directory with more free space.",
                 place="loader.cache.directory",
-                directory=self._root,
-                dataset=source,
-                free_gb=free / 1e9,
-                needed_gb=needed / 1e9,
             )
         raise UserError(
             "cache.limit",
-            "found {found:g}, but {dataset} needs {needed_gb:.3g} GB and datasets in use occupy "
-            "{used_gb:.3g} GB. Set a higher limit.",
+            f"found {self._limit / 1e9:g}, but {source} needs {needed / 1e9:.3g} GB and datasets "
+            f"in use occupy {used / 1e9:.3g} GB. Set a higher limit.",
             place="loader.cache.max_gb",
-            found=self._limit / 1e9,
-            dataset=source,
-            needed_gb=needed / 1e9,
-            used_gb=used / 1e9,
         )
 
     def _unused(self, spare: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 import pydantic
 from etils import epath
 
-from bert_jax.errors import SettingError, UserError, did_you_mean, differing
+from bert_jax.errors import SettingError, UserError, commas, did_you_mean, differing
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import within
 from bert_jax.files.seal import refuse_changed, unsealed
@@ -73,19 +73,16 @@ class PairingSection(Section):
         if not self.has_pairs and self.short_seq_prob:
             raise SettingError(
                 "pairing.short_seq_prob",
-                "found {found:g}, allowed: 0 with kind {kind}, whose examples are as long as "
-                "possible",
+                f"found {self.short_seq_prob:g}, allowed: 0 with kind {self.kind}, whose examples "
+                "are as long as possible",
                 place="short_seq_prob",
-                found=self.short_seq_prob,
-                kind=self.kind,
             )
         if self.kind == "doc_sentences" and self.dupe_factor > 1:
             raise SettingError(
                 "pairing.dupe_factor",
-                "found {found}, allowed: 1 with kind doc_sentences, because every pass would make "
-                "the same examples",
+                f"found {self.dupe_factor}, allowed: 1 with kind doc_sentences, because every "
+                "pass would make the same examples",
                 place="dupe_factor",
-                found=self.dupe_factor,
             )
         return self
 
@@ -150,10 +147,8 @@ class SplitRecord(Section):
         if (found := sum(shard.examples for shard in self.shards)) != self.examples:
             raise SettingError(
                 "dataset.example_count",
-                "found {found}, but the shards have {expected}",
+                f"found {self.examples}, but the shards have {found}",
                 place="examples",
-                found=self.examples,
-                expected=found,
             )
         return self
 
@@ -224,11 +219,9 @@ class Provenance(Recipe):
             made_with, given = differing(self.tokenizer_hash, given)
             raise UserError(
                 "dataset.other_tokenizer",
-                "made with another tokenizer ({found}) than the given one ({expected}). Use that "
-                "tokenizer, or make the dataset again.",
+                f"made with another tokenizer ({made_with}) than the given one ({given}). Use "
+                "that tokenizer, or make the dataset again.",
                 place=place,
-                found=made_with,
-                expected=given,
             )
 
     def fingerprint(self, split: str) -> str:
@@ -258,9 +251,8 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
     if not root.exists():
         raise UserError(
             "dataset.missing",
-            "no such directory{within}. Make the dataset with `bert-jax examples`.",
+            f"no such directory{within(root)}. Make the dataset with `bert-jax examples`.",
             place=root,
-            within=within(root),
         )
     if not path.exists():
         raise UserError(
@@ -280,10 +272,8 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
     if version > FORMAT_VERSION:
         raise UserError(
             "dataset.newer_format",
-            "found format_version {found}, allowed: up to {allowed}. Upgrade bert-jax.",
+            f"found format_version {version}, allowed: up to {FORMAT_VERSION}. Upgrade bert-jax.",
             place=path,
-            found=version,
-            allowed=FORMAT_VERSION,
         )
     refuse_changed(content, where=str(path))
     with _copy_again():
@@ -312,11 +302,9 @@ def wrong_size(path: epath.Path, found: int, *, expected: int) -> UserError:
     """Returns the error for a file whose size differs from its record."""
     return UserError(
         "dataset.file_size",
-        "damaged: found {found} bytes, expected {expected}. Copy this file again, or make the "
+        f"damaged: found {found} bytes, expected {expected}. Copy this file again, or make the "
         "dataset again.",
         place=path,
-        found=found,
-        expected=expected,
     )
 
 
@@ -324,9 +312,6 @@ def split_unknown(place: epath.PathLike, split: str, splits: Collection[str]) ->
     """Returns the error for an unknown split, with the most similar name."""
     return UserError(
         "dataset.split_unknown",
-        'no split "{name}", allowed: {allowed}{hint}',
+        f'no split "{split}", allowed: {commas(splits)}{did_you_mean(split, splits)}',
         place=place,
-        name=split,
-        allowed=list(splits),
-        hint=did_you_mean(split, splits),
     )

@@ -118,11 +118,9 @@ class Dataset:
                 if len(example.input_ids) != expected[place]:
                     raise UserError(
                         "dataset.example_length",
-                        "found an example of {found} tokens, but the lengths index has {expected}. "
-                        "Make the dataset again.",
+                        f"found an example of {len(example.input_ids)} tokens, but the lengths "
+                        f"index has {expected[place]}. Make the dataset again.",
                         place=self._shard_path(shard),
-                        found=len(example.input_ids),
-                        expected=expected[place],
                     )
         return examples
 
@@ -147,9 +145,8 @@ class Dataset:
         except (RuntimeError, ValueError, IndexError) as error:
             raise UserError(
                 "dataset.shard_damaged",
-                "damaged ({reason}). Copy this file again, or make the dataset again.",
+                f"damaged ({first_line(error)}). Copy this file again, or make the dataset again.",
                 place=self._shard_path(shard),
-                reason=first_line(error),
             ) from error
 
     def _open_reader(self, shard: int) -> Any:
@@ -179,9 +176,7 @@ def _check_hash(path: epath.Path, expected: str) -> None:
     if (found := sha256_of(path)) != expected:
         raise UserError(
             "dataset.file_hash",
-            "damaged: SHA-256 is {found}, expected {expected}. Copy this file again, or make the "
+            f"damaged: SHA-256 is {found}, expected {expected}. Copy this file again, or make the "
             "dataset again.",
             place=path,
-            found=found,
-            expected=expected,
         )

@@ -46,11 +46,9 @@ def check_row_length(seq_length: int, lengths: np.ndarray) -> None:
     if (longest := int(np.max(lengths))) > seq_length:
         raise UserError(
             "dataset.example_too_long",
-            "found {found}, but the dataset's longest example has {longest} tokens. Use at least "
-            "{longest}, or make the dataset with examples.max_seq_length={found}.",
+            f"found {seq_length}, but the dataset's longest example has {longest} tokens. Use at "
+            f"least {longest}, or make the dataset with examples.max_seq_length={seq_length}.",
             place="seq_length",
-            found=seq_length,
-            longest=longest,
         )
 
 

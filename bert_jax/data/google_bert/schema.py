@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from bert_jax.data.google_bert import tf_example
 from bert_jax.data.rows.masking_transform import StaticExample
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.task import Row
 
 WEIGHTS: Final = "masked_lm_weights"
@@ -114,36 +114,23 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
         if len(set(sizes.values())) > 1:
             raise UserError(
                 "tfrecord.sizes",
-                "found {found}, allowed: equal sizes",
-                found=[f"{size} {name}" for name, size in sizes.items()],
+                f"found {commas([f'{size} {name}' for name, size in sizes.items()])}, allowed: "
+                "equal sizes",
             )
     labels = values[LABEL]
     if labels.shape[1] != 1 or labels.min() < 0 or labels.max() > 1:
-        raise UserError(
-            "tfrecord.label",
-            "found {name} {found}, allowed: one, 0 or 1",
-            name=LABEL,
-            found=labels[0].tolist(),
-        )
+        raise UserError.wrong("tfrecord.label", f"{LABEL} {labels[0].tolist()}", "one, 0 or 1")
     mask, real = values["input_mask"], values[WEIGHTS] > 0
     lengths, counts = mask.sum(1), real.sum(1)
     token, prediction = _first(lengths, mask.shape[1]), _first(counts, real.shape[1])
     if lengths.min() < 1 or (mask != token).any():
-        raise UserError(
-            "tfrecord.input_mask",
-            "found an input_mask with gaps or without tokens, allowed: 1s, then 0s",
+        raise UserError.wrong(
+            "tfrecord.input_mask", "an input_mask with gaps or without tokens", "1s, then 0s"
         )
     if (longest := int(lengths.max())) > _LONGEST:
-        raise UserError(
-            "tfrecord.too_long",
-            "found {found} tokens, allowed: up to {allowed}",
-            found=longest,
-            allowed=_LONGEST,
-        )
+        raise UserError.wrong("tfrecord.too_long", f"{longest} tokens", f"up to {_LONGEST}")
     if (real != prediction).any():
-        raise UserError(
-            "tfrecord.weights", "found masked_lm_weights with gaps, allowed: above 0, then 0"
-        )
+        raise UserError.wrong("tfrecord.weights", "masked_lm_weights with gaps", "above 0, then 0")
     for name, used, highest in (
         ("input_ids", token, _HIGHEST),
         ("segment_ids", token, 1),
@@ -156,10 +143,8 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
         if wrong.any():
             raise UserError(
                 "tfrecord.number",
-                "found {name} {found}, allowed: 0 to {most}",
-                name=name,
-                found=int(numbers[wrong][0]),
-                most=int(np.broadcast_to(highest, numbers.shape)[wrong][0]),
+                f"found {name} {int(numbers[wrong][0])}, allowed: 0 to "
+                f"{int(np.broadcast_to(highest, numbers.shape)[wrong][0])}",
             )
     return StoredRows(values, lengths, counts)
 
@@ -200,25 +185,16 @@ def _packed(record: bytes) -> dict[str, bytes]:
         if name not in feature:
             raise UserError(
                 "tfrecord.feature_missing",
-                "feature {missing} is missing; found: {found}, allowed: {allowed}",
-                missing=name,
-                found=sorted(feature) or "none",
-                allowed=list(FEATURES),
+                f"feature {name} is missing; found: {commas(sorted(feature))}, allowed: "
+                f"{commas(FEATURES)}",
             )
         entry = feature[name]
         if not entry.HasField(kind):
-            raise UserError(
-                "tfrecord.feature_kind",
-                "found {name} as {found}, allowed: {allowed}",
-                name=name,
-                found=entry.WhichOneof("kind") or "an empty feature",
-                allowed=kind,
-            )
+            found = entry.WhichOneof("kind") or "an empty feature"
+            raise UserError.wrong("tfrecord.feature_kind", f"{name} as {found}", kind)
         packed[name] = b"".join(getattr(entry, kind).value)
     return packed
 
 
 def _no_example() -> UserError:
-    return UserError(
-        "tfrecord.no_example", "found no tf.train.Example, allowed: one in each record"
-    )
+    return UserError.wrong("tfrecord.no_example", "no tf.train.Example", "one in each record")

@@ -121,13 +121,10 @@ class RecordFile:
     def _damaged(self, number: int, part: str) -> UserError:
         return UserError(
             "tfrecord.checksum",
-            "damaged: the checksum of its {part} does not match. Copy the file again.",
+            f"damaged: the checksum of its {part} does not match. Copy the file again.",
             place=f"{self._path}: record {number}",
-            part=part,
         )
 
     def _unreadable(self, error: OSError) -> UserError:
         reason = os.strerror(error.errno).lower() if error.errno else error
-        return UserError(
-            "file.unreadable", "cannot be read ({reason})", place=self._path, reason=reason
-        )
+        return UserError("file.unreadable", f"cannot be read ({reason})", place=self._path)

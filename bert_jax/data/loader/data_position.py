@@ -92,22 +92,19 @@ class PositionedBatches:
         for name, (then, now) in position.differences(self._fingerprint).items():
             raise UserError(
                 "resume.data_changed",
-                "found {found}, but the checkpoint's data position was made with {expected}. Use "
-                "{expected}, start a new run from the checkpoint's parameters, or pass "
-                "--allow-data-change.",
+                f"found {_shown(now)}, but the checkpoint's data position was made with "
+                f"{_shown(then)}. Use {_shown(then)}, start a new run from the checkpoint's "
+                "parameters, or pass --allow-data-change.",
                 place=name,
-                found=_shown(now),
-                expected=_shown(then),
             )
         step, rest = self.sizes.batches(position.example_index)
         if rest:
             raise UserError(
                 "resume.batch_size",
-                "found {found}, but the checkpoint was saved after {rows} rows. Use a batch size "
-                "that divides {rows}.",
+                f"found {self.batch_size}, but the checkpoint was saved after "
+                f"{position.example_index} rows. Use a batch size that divides "
+                f"{position.example_index}.",
                 place="batch_size",
-                found=self.batch_size,
-                rows=position.example_index,
             )
         return step
 

@@ -311,15 +311,11 @@ def _check_fit(
     if batch_size < 1 or batch_size % share.count:
         raise UserError(
             "loader.batch_size",
-            "found {found}, allowed: a multiple of {hosts}, the number of hosts",
+            f"found {batch_size}, allowed: a multiple of {share.count}, the number of hosts",
             place="batch_size",
-            found=batch_size,
-            hosts=share.count,
         )
     if not len(dataset):
-        raise UserError(
-            "dataset.empty",
-            "found no examples in this split, allowed: at least one",
-            place="dataset",
+        raise UserError.wrong(
+            "dataset.empty", "no examples in this split", "at least one", place="dataset"
         )
     check_row_length(transform.seq_length, dataset.lengths)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.text.basic_tokenizer import is_chinese
 from bert_jax.user_function import load_function
 
@@ -212,10 +212,8 @@ class Segmenter:
         if not all(isinstance(word, str) for word in words) or "".join(words) != text:
             raise UserError(
                 "masking.segmenter",
-                '{name} returned {found} for "{text}", allowed: words that concatenate to the text',
+                f'{self.hook} returned {commas(words[:5])} for "{text[:20]}", allowed: words that '
+                "concatenate to the text",
                 place=_KEY,
-                name=self.hook,
-                found=words[:5],
-                text=text[:20],
             )
         return {0, *itertools.accumulate(map(len, words))}

@@ -11,7 +11,7 @@ import pydantic
 
 from bert_jax.data.rows import mask_selection
 from bert_jax.data.rows.mask_selection import Segmenter
-from bert_jax.errors import SettingError, UserError
+from bert_jax.errors import SettingError, UserError, one_of
 from bert_jax.section import Section
 from bert_jax.text.word_starts import WordBounds, continuations
 
@@ -71,10 +71,9 @@ class MaskingSection(Section):
         if self.replace_with_mask + self.replace_with_random > 1.0 + 1e-9:
             raise SettingError(
                 "masking.shares",
-                "found {found:g}, but replace_with_mask is {masked:g}; allowed: a sum of at most 1",
+                f"found {self.replace_with_random:g}, but replace_with_mask is "
+                f"{self.replace_with_mask:g}; allowed: a sum of at most 1",
                 place="replace_with_random",
-                found=self.replace_with_random,
-                masked=self.replace_with_mask,
             )
         return self
 
@@ -85,11 +84,8 @@ class MaskingSection(Section):
             if found is not None and self.unit not in units:
                 raise SettingError(
                     "masking.unit",
-                    "found {found}, allowed: only with unit {allowed:or}, not with {unit}",
+                    f"found {found}, allowed: only with unit {one_of(units)}, not with {self.unit}",
                     place=name,
-                    found=found,
-                    allowed=units,
-                    unit=self.unit,
                 )
         return self
 
@@ -247,9 +243,7 @@ def check_vocabulary(highest: int, *, vocab_size: int) -> None:
     if highest >= vocab_size:
         raise UserError(
             "dataset.token_id",
-            "found token id {found}, allowed: 0 to {most}. The dataset was made with another "
-            "vocabulary than the run's.",
+            f"found token id {highest}, allowed: 0 to {vocab_size - 1}. The dataset was made with "
+            "another vocabulary than the run's.",
             place="dataset",
-            found=highest,
-            most=vocab_size - 1,
         )

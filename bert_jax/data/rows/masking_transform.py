@@ -250,11 +250,9 @@ class StaticMaskTransform:
             if predictions > self.max_predictions:
                 raise UserError(
                     "dataset.predictions",
-                    "found {found}, but an example of the dataset has {needed} predictions. Use at "
-                    "least {needed}.",
+                    f"found {self.max_predictions}, but an example of the dataset has "
+                    f"{predictions} predictions. Use at least {predictions}.",
                     place="max_predictions",
-                    found=self.max_predictions,
-                    needed=predictions,
                 )
             highest = int(max(example.input_ids.max(), example.ids.max(initial=0)))
             check_vocabulary(highest, vocab_size=self.vocab_size)

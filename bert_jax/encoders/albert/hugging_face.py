@@ -43,9 +43,8 @@ class AlbertConfig(AlbertArchitecture, HfConfig):
         if found != 1:
             raise SettingError(
                 "albert.inner_groups",
-                "found {found}, allowed: 1, because here the group of a layer has one set of "
+                f"found {found}, allowed: 1, because here the group of a layer has one set of "
                 "parameters",
-                found=found,
             )
         return found
 

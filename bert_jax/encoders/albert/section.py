@@ -74,10 +74,9 @@ class AlbertArchitecture(FactorisedArchitecture):
         if self.num_hidden_groups > self.num_hidden_layers:
             raise SettingError(
                 "albert.groups",
-                "found {found}, allowed: at most num_hidden_layers = {layers}",
+                f"found {self.num_hidden_groups}, allowed: at most num_hidden_layers = "
+                f"{self.num_hidden_layers}",
                 place="num_hidden_groups",
-                found=self.num_hidden_groups,
-                layers=self.num_hidden_layers,
             )
         return self
 

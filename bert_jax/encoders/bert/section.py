@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
 import pydantic
 from etils import epath
 
-from bert_jax.errors import SettingError, UserError
+from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.files.read import read_json_object
 from bert_jax.model.architecture import Activation, PostNormArchitecture
 from bert_jax.model.section import ModelSection, SizeSource, changes_of
@@ -102,19 +102,15 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
         if activation not in ACTIVATIONS:
             raise UserError(
                 "model.activation",
-                'hidden_act is "{found}", allowed: {allowed}',
+                f'hidden_act is "{activation:.60}", allowed: {commas(ACTIVATIONS)}',
                 place=path,
-                found=f"{activation:.60}",
-                allowed=list(ACTIVATIONS),
             )
         values["hidden_act"] = ACTIVATIONS[activation]
         if values.get("vocab_size", vocab_size) != vocab_size:
             raise UserError(
                 "model.vocab_size_of_file",
-                "vocab_size is {found}, but the tokenizer has {pieces} pieces",
+                f"vocab_size is {values['vocab_size']}, but the tokenizer has {vocab_size} pieces",
                 place=path,
-                found=values["vocab_size"],
-                pieces=vocab_size,
             )
         validate(BertArchitecture, {**values, "vocab_size": vocab_size}, source=path)
     except UserError as error:

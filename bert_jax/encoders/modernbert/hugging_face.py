@@ -20,7 +20,7 @@ from bert_jax.encoders.hf_format import (
     norm,
 )
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
-from bert_jax.errors import SettingError
+from bert_jax.errors import SettingError, commas
 from bert_jax.section import Section
 from bert_jax.text.vocabulary import SpecialIds
 
@@ -88,11 +88,9 @@ class ModernBertConfig(ModernBertArchitecture, HfConfig):
         if self.layer_types is not None and self._every() is None:
             raise SettingError(
                 "modernbert.layer_types",
-                "found {found}, allowed: {depth} layers, and every n-th from the first one has "
-                "full_attention",
+                f"found {commas(self.layer_types)}, allowed: {self.num_hidden_layers} layers, and "
+                "every n-th from the first one has full_attention",
                 place="layer_types",
-                found=self.layer_types,
-                depth=self.num_hidden_layers,
             )
         return self
 

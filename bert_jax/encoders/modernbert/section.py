@@ -66,12 +66,9 @@ class ModernBertArchitecture(EncoderArchitecture):
     def _even(self) -> Self:
         for name, found in (("window", self.window), ("hidden_size", self.head_dim)):
             if found % 2:
-                raise SettingError(
-                    "modernbert.odd",
-                    "found {found}, allowed: an even {what}",
-                    place=name,
-                    found=getattr(self, name),
-                    what="number" if name == "window" else "number of columns per head",
+                what = "number" if name == "window" else "number of columns per head"
+                raise SettingError.wrong(
+                    "modernbert.odd", getattr(self, name), f"an even {what}", place=name
                 )
         return self
 

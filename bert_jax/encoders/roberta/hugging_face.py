@@ -45,10 +45,9 @@ class RobertaConfig(RobertaArchitecture, HfConfig):
         if self.max_position_embeddings <= self.first_position:
             raise SettingError(
                 "roberta.positions",
-                "found {found}, allowed: more than pad_token_id + 1 = {first}",
+                f"found {self.max_position_embeddings}, allowed: more than pad_token_id + 1 = "
+                f"{self.first_position}",
                 place="max_position_embeddings",
-                found=self.max_position_embeddings,
-                first=self.first_position,
             )
         return self
 

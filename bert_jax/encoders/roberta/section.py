@@ -98,9 +98,7 @@ def check_padding(position: int | None, padding_id: int) -> None:
     if position not in (None, padding_id):
         raise UserError(
             "roberta.padding_position",
-            "found {found}, but the tokenizer's padding has the id {padding_id}, and Hugging "
-            "Face's models use one number for both. Use {padding_id}.",
+            f"found {position}, but the tokenizer's padding has the id {padding_id}, and Hugging "
+            f"Face's models use one number for both. Use {padding_id}.",
             place="model.architecture.padding_position",
-            found=position,
-            padding_id=padding_id,
         )

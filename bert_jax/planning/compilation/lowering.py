@@ -140,11 +140,8 @@ def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
     except (RuntimeError, ValueError) as error:
         raise CannotPlan(
             "plan.topology_unknown",
-            "{topology} × {slices} slice(s) is unknown to the installed libtpu ({reason})",
+            f"{topology.name} × {slices} slice(s) is unknown to the installed libtpu ({error})",
             place="topology",
-            topology=topology.name,
-            slices=slices,
-            reason=str(error),
         ) from error
     return described.devices
 

@@ -103,10 +103,9 @@ def read_retrieval(directory: str, role: str) -> tuple[Retrieval, list[str]]:
     if not found:
         raise UserError(
             "embedding.no_relevant_passage",
-            "found no query of {queries} with a relevant passage (score 1 or higher) in {passages}",
+            f"found no query of {QUERIES} with a relevant passage (score 1 or higher) in "
+            f"{PASSAGES}",
             place=judged,
-            queries=QUERIES,
-            passages=PASSAGES,
         )
     notes = [
         f"{judged}: {len(ids):,} judgements of ids that {file} lacks {effect}, first {ids[0]}"
@@ -141,9 +140,8 @@ def _grade(row: TableRow) -> int:
     if found is None or not found.is_integer():
         raise RowError(
             "embedding.grade",
-            "found {found!r}, allowed: a whole number",
+            f"found {row.values['score']!r}, allowed: a whole number",
             place=f'{row.place}: column "score"',
-            found=row.values["score"],
         )
     return int(found)
 

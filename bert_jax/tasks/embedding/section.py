@@ -9,7 +9,7 @@ import pydantic
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.row_errors import OnError, RowErrors
 from bert_jax.data.tables import Delimiter, read_table
-from bert_jax.errors import SettingError, UserError
+from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.model.section import HeadsSection, Pool, PoolingSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
 from bert_jax.tasks.embedding import retrieval
@@ -122,9 +122,8 @@ class EmbeddingSection(FilesSection):
         if low >= high:
             raise SettingError(
                 "embedding.score_range",
-                "found {found}, allowed: two increasing numbers",
+                f"found {commas(self.score_range)}, allowed: two increasing numbers",
                 place="score_range",
-                found=list(self.score_range),
             )
         negatives = {f"negatives.{at}": name for at, name in enumerate(self.negatives)}
         columns = {name: getattr(self, name) for name in ("anchor", "positive", "score")}
@@ -136,9 +135,8 @@ class EmbeddingSection(FilesSection):
             if getattr(self, name) is None:
                 raise SettingError(
                     "embedding.column",
-                    "missing, but the loss {loss} needs it. Set it to a column.",
+                    f"missing, but the loss {self.loss.kind} needs it. Set it to a column.",
                     place=name,
-                    loss=self.loss.kind,
                 )
         return self
 
@@ -172,10 +170,9 @@ class EmbeddingSection(FilesSection):
         if self.positive is None:
             raise UserError(
                 "embedding.no_pairs",
-                "missing, but {role} is a table of pairs. Set it to a column, or set {role} to a "
+                f"missing, but {role} is a table of pairs. Set it to a column, or set {role} to a "
                 "directory with queries.jsonl, corpus.jsonl and qrels.",
                 place="task.positive",
-                role=role,
             )
         return self.positive
 
@@ -221,11 +218,9 @@ class EmbeddingSection(FilesSection):
         if isinstance(chosen_by, TextsSplit) and (reason := chosen_by.undecided) is not None:
             raise UserError(
                 "embedding.dev_undecided",
-                "found {found}, so every model has the same score. Use a larger file, or without "
-                "dev a larger dev_fraction (now {fraction}).",
+                f"found {reason}, so every model has the same score. Use a larger file, or "
+                f"without dev a larger dev_fraction (now {self.dev_fraction}).",
                 place="task.dev",
-                found=reason,
-                fraction=self.dev_fraction,
             )
         for role, split in splits.items():
             notes += count_notes(role, split.findings)
@@ -272,10 +267,9 @@ class EmbeddingSection(FilesSection):
         if not dev:
             raise UserError(
                 "embedding.no_dev_rows",
-                "cannot split off a dev set: all {rows:,} rows have the same anchor. Add rows, or "
-                "set finetune.task.dev.",
+                f"cannot split off a dev set: all {len(rows):,} rows have the same anchor. Add "
+                "rows, or set finetune.task.dev.",
                 place=self.train,
-                rows=len(rows),
             )
         notes.append(
             f"dev: split off from {self.train} with split_seed {request.seed}: "

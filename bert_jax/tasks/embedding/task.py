@@ -40,10 +40,9 @@ class EmbeddingTask(FinetuneTask):
         if self.training.matryoshka and max(self.training.matryoshka) > width:
             raise UserError(
                 "embedding.matryoshka",
-                "found {found}, allowed: widths up to {width}, the width of the model's vectors",
+                f"found {max(self.training.matryoshka)}, allowed: widths up to {width}, the width "
+                "of the model's vectors",
                 place="finetune.task.loss.matryoshka",
-                found=max(self.training.matryoshka),
-                width=width,
             )
         no_dropout = self.architecture.with_dropout(0.0)
         if self.training.kind == "simcse" and self.architecture == no_dropout:

@@ -71,12 +71,10 @@ def read_tuples(
             ):
                 raise UserError(
                     "embedding.score_ignored",
-                    'found the column "{column}" in {table}, but the loss info_nce takes every '
-                    "pair as texts that fit. Use loss.kind cosent or cosine. Or keep the pairs "
-                    "that fit, without this column.",
+                    f'found the column "{column}" in {row.path}, but the loss info_nce takes '
+                    "every pair as texts that fit. Use loss.kind cosent or cosine. Or keep the "
+                    "pairs that fit, without this column.",
                     place="task.score",
-                    column=column,
-                    table=row.path,
                 )
         texts = tuple(text_of(row, name) for _, name in columns.texts)
         name = columns.id or ("id" if "id" in row.columns else None)
@@ -110,11 +108,8 @@ def _score(row: TableRow, columns: TupleColumns) -> float | None:
     if number is None or not low <= number <= high:
         raise RowError(
             "embedding.score",
-            "found the score {found!r}, allowed: {low:g} to {high:g} (task.score_range)",
+            f"found the score {label!r}, allowed: {low:g} to {high:g} (task.score_range)",
             place=f'{row.place}: column "{columns.score}"',
-            found=label,
-            low=low,
-            high=high,
         )
     return scaled(number, columns.score_range)
 

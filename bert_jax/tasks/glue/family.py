@@ -11,7 +11,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.tables import RowErrors
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.download import local_copy
 from bert_jax.files.read import read_bytes
@@ -96,10 +96,8 @@ class GlueSection(Section):
             if not rows:
                 raise UserError(
                     "glue.no_examples",
-                    "found no examples of {split} in {directory}",
+                    f"found no examples of {name} in {self.data}",
                     place="task.data",
-                    split=name,
-                    directory=self.data,
                 )
             required = needs_labels(name)
             examples[name] = task.examples(rows, required=required, errors=RowErrors())
@@ -112,12 +110,9 @@ def _labelling(section: GlueSection, task: GlueTask, given: tuple[str, ...] | No
     if set(names) != set(task.names) and not len(names) == len(task.names) == 1:
         raise UserError(
             "glue.other_labels",
-            'found "{found}" with the labels {labels}, allowed: a task with the labels of the '
-            "model, {allowed}",
+            f'found "{section.name}" with the labels {commas(shown_labels(task.names))}, allowed: '
+            f"a task with the labels of the model, {commas(shown_labels(names))}",
             place="task.name",
-            found=section.name,
-            labels=shown_labels(task.names),
-            allowed=shown_labels(names),
         )
     problem = "regression" if section.name == "stsb" else "single_label"
     return Labelling(problem, names, column=task.label[0])
@@ -143,11 +138,8 @@ def directory_of(section: GlueSection) -> Path:
     if not root.is_dir():
         raise UserError(
             "glue.no_directory",
-            'found no directory {found}{within}, allowed: a directory, or "{other}"',
+            f'found no directory {root}{within(root)}, allowed: a directory, or "{TFDS}"',
             place="task.data",
-            found=root,
-            within=within(root),
-            other=TFDS,
         )
     inside = root / TASKS[section.name].directory
     return inside if inside.is_dir() else root
@@ -169,11 +161,9 @@ def write_submission(
     if name is None:
         raise UserError(
             "glue.no_submission",
-            'found split "{found}" of {task}, allowed: {allowed}',
+            f'found split "{split}" of {task}, allowed: '
+            f"{commas([test for of, test in FILES if of == task])}",
             place="submission",
-            found=split,
-            task=task,
-            allowed=[test for of, test in FILES if of == task],
         )
     lines = ["index\tprediction"]
     lines += [f"{record['id']}\t{_spelled(task, record['prediction'])}" for record in records]

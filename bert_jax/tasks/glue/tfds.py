@@ -6,7 +6,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
+from bert_jax.errors import UserError, commas, did_you_mean, first_line, not_installed
 from bert_jax.tasks.glue.files import GlueRows
 from bert_jax.tasks.labels import TextRow
 
@@ -47,23 +47,19 @@ def _read(name: str, split: str, data_dir: str | None) -> GlueRows:
         splits = list(builder.info.splits)
         raise UserError(
             "glue.tfds_split",
-            'found no split "{found}" in {directory}, allowed: {allowed}{hint}',
+            f'found no split "{split}" in {builder.data_path}, allowed: '
+            f"{commas(splits)}{did_you_mean(split, splits)}",
             place=f"tfds {name}",
-            found=split,
-            directory=builder.data_path,
-            allowed=splits,
-            hint=did_you_mean(split, splits),
         )
     try:
         source = builder.as_data_source(split=split)
     except NotImplementedError:
         raise UserError(
             "glue.tfds_format",
-            "found files of the format {found} in {directory}, allowed: array_record. Set another "
-            "task.data_dir, or set task.data to a directory with the original files.",
+            f"found files of the format {builder.info.file_format.value} in {builder.data_path}, "
+            "allowed: array_record. Set another task.data_dir, or set task.data to a directory "
+            "with the original files.",
             place=f"tfds {name}",
-            found=builder.info.file_format.value,
-            directory=builder.data_path,
         ) from None
     feature = builder.info.features["label"]
     names = getattr(feature, "names", None)  # only classes have names
@@ -86,13 +82,12 @@ def _builder(name: str, data_dir: str | None) -> Any:
             builder.download_and_prepare(file_format="array_record")
     # TFDS raises many types of errors for network and checksum failures.
     except Exception as error:
+        directory = data_dir or "its default directory"
         raise UserError(
             "glue.tfds_unavailable",
-            "could not be prepared in {directory} ({reason}). Set task.data to a directory with "
-            "the original files.",
+            f"could not be prepared in {directory} ({type(error).__name__}: {first_line(error)}). "
+            "Set task.data to a directory with the original files.",
             place=f"tfds {name}",
-            directory=data_dir or "its default directory",
-            reason=f"{type(error).__name__}: {first_line(error)}",
         ) from error
     return builder
 

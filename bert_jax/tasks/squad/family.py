@@ -81,11 +81,9 @@ class SquadSection(FilesSection):
         if request.max_length < least:
             raise UserError(
                 "squad.max_length",
-                "found {found}, allowed: at least {least} with task.max_query_length={query}",
+                f"found {request.max_length}, allowed: at least {least} with "
+                f"task.max_query_length={self.max_query_length}",
                 place="max_length",
-                found=request.max_length,
-                least=least,
-                query=self.max_query_length,
             )
         paths = {role: request.source(self, role) for role in request.roles}
         files = {role: self._read(path, role) for role, path in paths.items()}
@@ -108,9 +106,8 @@ class SquadSection(FilesSection):
             if split.skipped and not split.examples:
                 raise UserError(
                     "squad.answers_outside",
-                    "no answer is in its context at answer_start (questions: {questions:,})",
+                    f"no answer is in its context at answer_start (questions: {split.skipped:,})",
                     place=paths[role],
-                    questions=split.skipped,
                 )
             notes += count_notes(paths[role], split.findings)
         if with_null and threshold is None and "dev" not in splits:

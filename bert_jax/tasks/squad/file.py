@@ -62,10 +62,8 @@ def read_squad(
     if isinstance(data, list) and any(
         isinstance(each, dict) and "context" in each for each in data
     ):
-        error = UserError(
-            "squad.flat_rows",
-            "found questions in data, allowed: articles with paragraphs.",
-            place=path,
+        error = UserError.wrong(
+            "squad.flat_rows", "questions in data", "articles with paragraphs.", place=path
         )
         raise error.followed_by(_ROWS)
     try:
@@ -76,10 +74,9 @@ def read_squad(
     if version == "1.1" and impossible:
         raise UserError(
             "squad.impossible_in_1_1",
-            "found {found:,} questions with is_impossible, but version 1.1 has none. Set version "
-            'to "2.0" or "auto".',
+            f"found {impossible:,} questions with is_impossible, but version 1.1 has none. Set "
+            'version to "2.0" or "auto".',
             place=path,
-            found=impossible,
         )
     if version == "auto":
         says_2 = str(content.version).lower().removeprefix("v").startswith("2")
@@ -91,9 +88,7 @@ def read_squad(
 def checked_file(source: object, version: Version, questions: list[SquadQuestion]) -> SquadFile:
     """Returns the content of a file. Raises UserError if it has no question."""
     if not questions:
-        raise UserError(
-            "squad.no_questions", "found no question, allowed: at least one", place=source
-        )
+        raise UserError.wrong("squad.no_questions", "no question", "at least one", place=source)
     return SquadFile(version, questions)
 
 
@@ -101,9 +96,8 @@ def impossible_with_answers(place: str, answers: int) -> UserError:
     """Returns the error for a question that is impossible, but has answers."""
     return UserError(
         "squad.impossible_with_answers",
-        "found is_impossible with {answers} answers, allowed: none",
+        f"found is_impossible with {answers} answers, allowed: none",
         place=place,
-        answers=answers,
     )
 
 
@@ -183,10 +177,8 @@ def _questions(
         if first is not place:
             raise UserError(
                 "squad.repeated_id",
-                'found the id "{found}" twice, first in {first}, allowed: each id once',
+                f'found the id "{number}" twice, first in {first}, allowed: each id once',
                 place=f"{path}: {place}",
-                found=number,
-                first=first,
             )
         if question.is_impossible and any(answer.text for answer in question.answers or ()):
             raise impossible_with_answers(f"{path}: {place}", len(question.answers or ()))

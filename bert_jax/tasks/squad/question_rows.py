@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, read_table
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.tasks.squad.file import (
     Answer,
     SquadFile,
@@ -40,9 +40,8 @@ def read_question_rows(
         if not {"question", "context"} <= row.values.keys():
             raise UserError(
                 "squad.columns",
-                "found the columns {found}, allowed: question, context",
+                f"found the columns {commas(row.values)}, allowed: question, context",
                 place=row.place,
-                found=list(row.values),
             )
         rows.append((row, _answers(row, lenient=in_memory and not needs_answers)))
     some = any(answers for _, answers in rows)
@@ -65,10 +64,8 @@ def read_question_rows(
         if (first := places.setdefault(name, place)) is not place and not in_memory:
             raise UserError(
                 "squad.repeated_id",
-                'found the id "{found}" twice, first in {first}, allowed: each id once',
+                f'found the id "{name}" twice, first in {first}, allowed: each id once',
                 place=place,
-                found=name,
-                first=first,
             )
         title = row.values.get("title")
         title = title if isinstance(title, str) else ""
@@ -85,9 +82,8 @@ def _answers(row: TableRow, *, lenient: bool) -> tuple[Answer, ...] | None:
     if is_impossible not in (None, False, True):  # also 0 and 1
         raise UserError(
             "squad.is_impossible",
-            "found {found!r}, allowed: true or false",
+            f"found {is_impossible!r}, allowed: true or false",
             place=f"{row.place}: is_impossible",
-            found=is_impossible,
         )
     if is_impossible:
         if pairs and any(text for text, _ in pairs):
@@ -100,9 +96,8 @@ def _answers(row: TableRow, *, lenient: bool) -> tuple[Answer, ...] | None:
     if pairs is None or not all(isinstance(t, str) and _is_offset(start) for t, start in pairs):
         raise UserError(
             "squad.row_answers",
-            "found {found:.60}, allowed: lists text and answer_start of equal length",
+            f"found {found!r:.60}, allowed: lists text and answer_start of equal length",
             place=f"{row.place}: answers",
-            found=repr(found),
         )
     # Some programs write an empty text for a question without an answer.
     return tuple(Answer(text, start) for text, start in pairs if text)

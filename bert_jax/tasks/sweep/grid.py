@@ -38,10 +38,8 @@ class SweepSection(Section):
     def _each_once(cls, values: tuple[Number, ...]) -> tuple[Number, ...]:
         for value in values:
             if values.count(value) > 1:
-                raise SettingError(
-                    "sweep.repeated_value",
-                    "found {found} twice, allowed: each value once",
-                    found=value,
+                raise SettingError.wrong(
+                    "sweep.repeated_value", f"{value} twice", "each value once"
                 )
         return values
 
@@ -51,20 +49,12 @@ def check_seeds(section: SweepSection | None, seeds: int | None) -> None:
     if seeds is None:
         return
     if not 1 <= seeds <= MOST_SEEDS:
-        raise UserError(
-            "sweep.seeds",
-            "found {found}, allowed: 1 to {most}",
-            place="--seeds",
-            found=seeds,
-            most=MOST_SEEDS,
-        )
+        raise UserError.wrong("sweep.seeds", seeds, f"1 to {MOST_SEEDS}", place="--seeds")
     if section is not None and section.seeds not in (SweepSection().seeds, seeds):
         raise UserError(
             "sweep.two_seeds",
-            "found {found}, but finetune.sweep.seeds is {other}. Remove one of them.",
+            f"found {seeds}, but finetune.sweep.seeds is {section.seeds}. Remove one of them.",
             place="--seeds",
-            found=seeds,
-            other=section.seeds,
         )
 
 

@@ -90,17 +90,15 @@ class SweepRecord:
             except (KeyError, TypeError, AttributeError) as error:
                 raise UserError(
                     "sweep.record",
-                    "damaged, or not the record of a sweep ({reason})",
+                    f"damaged, or not the record of a sweep ({error!r})",
                     place=path,
-                    reason=repr(error),
                 ) from None
             refuse_other_settings(root, held=held, asked=self._settings, free=FREE, what="sweep")
         elif (root / "config.yaml").exists():
             raise UserError(
                 "sweep.single_run",
-                "{directory} contains a single run. Use a new run_dir.",
+                f"{root} contains a single run. Use a new run_dir.",
                 place="run_dir",
-                directory=root,
             )
 
     @property
@@ -310,9 +308,7 @@ def _promote(
     if best is None:
         raise RunStopped(
             "sweep.no_score",
-            "none of {runs} runs finished with a score. See {path}.",
-            runs=len(record.results),
-            path=root / SWEEP,
+            f"none of {len(record.results)} runs finished with a score. See {root / SWEEP}.",
         )
     run = open_run(root / RUNS / best.point.name)
     loaded = load_params(run, checkpoint="auto", mesh=prepared.mesh)

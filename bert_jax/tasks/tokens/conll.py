@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bert_jax.data.tables import read_lines
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.files.read import is_whole, require_file
 
 _DOCUMENT_START: Final = "-DOCSTART-"
@@ -134,11 +134,8 @@ def read_conll(
         elif len(fields) != width:
             raise UserError(
                 "tokens.columns",
-                "found {found} columns, allowed: {allowed}, as in line {before}",
+                f"found {len(fields)} columns, allowed: {width}, as in line {before}",
                 place=place,
-                found=len(fields),
-                allowed=width,
-                before=before,
             )
         before, width = number, len(fields)
         if labelled and width == 1 and separator is None and re.search("[,;]", line):
@@ -146,29 +143,22 @@ def read_conll(
         if labelled and label_at == token_at:
             raise UserError(
                 "tokens.same_column",
-                "token_column {token} and label_column {label} are the same column (of {columns})."
-                " Set two different columns.",
+                f"token_column {token} and label_column {label} are the same column (of {width}). "
+                "Set two different columns.",
                 place=place,
-                token=token,
-                label=label,
-                columns=width,
             )
         if not fields[token_at]:
             raise _empty_token(path, number)
         name = "" if label_at == token_at else fields[label_at]
         if labelled and not name:
-            raise UserError(
-                "tokens.no_label", "found no label, allowed: one for every token", place=place
-            )
+            raise UserError.wrong("tokens.no_label", "no label", "one for every token", place=place)
         blocks[at].append((fields[token_at], name, number))
     sentences = [
         Sentence(*map(list, zip(*block, strict=True)), whole_text=None) for block in blocks if block
     ]
     if not sentences:
-        raise UserError(
-            "tokens.no_sentences",
-            "found no sentence, allowed: one token per line, in columns",
-            place=path,
+        raise UserError.wrong(
+            "tokens.no_sentences", "no sentence", "one token per line, in columns", place=path
         )
     _refuse_index(path, sentences, token_at, width)
     _refuse_header(path, sentences[0])
@@ -199,10 +189,9 @@ def _refuse_brackets(file: ConllFile) -> None:
         line, name = file.first(opening)
         raise UserError(
             "tokens.brackets",
-            "found the label {found}, allowed: one label for each token, such as B-PER. Write "
+            f"found the label {name}, allowed: one label for each token, such as B-PER. Write "
             "brackets as IOB2.",
             place=file.place(line),
-            found=name,
         )
 
 
@@ -266,10 +255,9 @@ def _refuse_rows(path: Path, separator: str | None) -> None:
 def _rows(path: Path, found: str) -> UserError:
     return UserError(
         "tokens.rows",
-        "found {found}, allowed: one token per line, in columns. Write rows with tokens and "
+        f"found {found}, allowed: one token per line, in columns. Write rows with tokens and "
         "ner_tags to a .jsonl (one object per line) or a .parquet.",
         place=path,
-        found=found,
     )
 
 
@@ -294,13 +282,10 @@ def _refuse_index(path: Path, sentences: Sequence[Sentence], token: int, width: 
     if width >= 3 and len(tokens) > 1 and all(map(is_whole, tokens)):
         raise UserError(
             "tokens.index_column",
-            "found only numbers in column {column} of {width}. Set task.token_column to the "
-            "column of the tokens, such as {following}, and task.label_column to the column of the "
-            "labels.",
+            f"found only numbers in column {token} of {width}. Set task.token_column to the "
+            f"column of the tokens, such as {(token + 1) % width}, and task.label_column to the "
+            "column of the labels.",
             place=path,
-            column=token,
-            width=width,
-            following=(token + 1) % width,
         )
 
 
@@ -310,22 +295,19 @@ def _refuse_header(path: Path, first: Sentence) -> None:
     if all(map(_COLUMN_NAME.fullmatch, header)):
         raise UserError(
             "tokens.header",
-            "found the names of columns {found}, allowed: a token with its label. Remove the line.",
+            f"found the names of columns {commas(header)}, allowed: a token with its label. "
+            "Remove the line.",
             place=f"{path}: line {first.lines[0]}",
-            found=header,
         )
 
 
 def _column(place: str, fields: list[str], key: str, number: int) -> int:
     """Converts a column to a non-negative index. Raises UserError if the line lacks the column."""
     if not -len(fields) <= number < len(fields):
+        least = number + 1 if number >= 0 else -number
         raise UserError(
             "tokens.column_missing",
-            "found {found} columns, allowed: at least {least} ({setting}: {number})",
+            f"found {len(fields)} columns, allowed: at least {least} ({key}: {number})",
             place=place,
-            found=len(fields),
-            least=number + 1 if number >= 0 else -number,
-            setting=key,
-            number=number,
         )
     return number % len(fields)

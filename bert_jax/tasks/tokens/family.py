@@ -12,7 +12,7 @@ import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.rows.collate import Ragged
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, all_of, commas
 from bert_jax.files.atomic import write_whole
 from bert_jax.section import Strings
 from bert_jax.tasks.family import (
@@ -84,12 +84,9 @@ class TokenClassificationSection(FilesSection):
         if stride > room:
             raise UserError(
                 "tokens.stride",
-                "found {found}, allowed: 1 to {most}, the pieces that fit in a row of max_length "
-                "{max_length} besides [CLS] and [SEP]",
+                f"found {stride}, allowed: 1 to {room}, the pieces that fit in a row of "
+                f"max_length {request.max_length} besides [CLS] and [SEP]",
                 place="task.stride",
-                found=stride,
-                most=room,
-                max_length=request.max_length,
             )
         roles = request.roles
         if request.labels is None and "train" not in roles:
@@ -204,12 +201,9 @@ def _number(path: Path, key: str, column: int | str) -> int:
     if isinstance(column, str):
         raise UserError(
             "tokens.column_name",
-            'found "{found}", allowed for {path}: the number of a column, from 0. Only '
-            "{allowed:and} have columns with names.",
+            f'found "{column}", allowed for {path}: the number of a column, from 0. Only '
+            f"{all_of(SUFFIXES)} have columns with names.",
             place=key,
-            found=column,
-            path=path,
-            allowed=SUFFIXES,
         )
     return column
 
@@ -227,11 +221,8 @@ def _scheme_of_file(
         line, name = train.first(wrong)
         raise UserError(
             "tokens.label_outside_scheme",
-            'found the label "{found}", allowed in {scheme}: {allowed}',
+            f'found the label "{name}", allowed in {scheme}: {commas(entities.labels_of(scheme))}',
             place=train.place(line),
-            found=name,
-            scheme=scheme,
-            allowed=entities.labels_of(scheme),
         )
     return scheme
 
@@ -242,11 +233,9 @@ def _scheme_of_model(section: TokenClassificationSection, labels: Sequence[str])
         if scheme is not None and not entities.fits(name, scheme):
             raise UserError(
                 "tokens.scheme",
-                "{found} does not allow the model's label {label}. Set task.scheme: {allowed}.",
+                f"{section.scheme} does not allow the model's label {name}. Set task.scheme: "
+                f"{found}.",
                 place="task.scheme",
-                found=section.scheme,
-                label=name,
-                allowed=found,
             )
     return scheme or found
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, read_table
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas, one_of
 from bert_jax.tasks.family import no_rows
 from bert_jax.tasks.label_values import is_list_text
 from bert_jax.tasks.tokens.conll import ConllFile, Sentence
@@ -95,11 +95,9 @@ def _column(
     if found is None and required:
         raise UserError(
             "tokens.row_column",
-            "found the columns {found}, allowed: {allowed:or}, or another one in task.{setting}",
+            f"found the columns {commas(row.values)}, allowed: {one_of(allowed)}, or another one "
+            f"in task.{key}",
             place=row.place,
-            found=list(row.values),
-            allowed=list(allowed),
-            setting=key,
         )
     return found
 
@@ -110,10 +108,9 @@ def _require_one(row: TableRow) -> None:
     if len(lists) > 1:
         raise UserError(
             "tokens.label_columns",
-            "found lists in the columns {found}. Set task.label_column to the column of the "
-            "labels.",
+            f"found lists in the columns {commas(lists)}. Set task.label_column to the column of "
+            "the labels.",
             place=row.place,
-            found=lists,
         )
 
 
@@ -122,11 +119,9 @@ def _refuse_list_text(row: TableRow, column: str, tokens: Any) -> None:
     if isinstance(tokens, str) and is_list_text(tokens.strip()):
         raise UserError(
             "tokens.list_text",
-            'column "{column}": found {found:.60}, a list written as text, allowed: a list. Write '
-            "the rows to a .jsonl or a .parquet.",
+            f'column "{column}": found {tokens!r:.60}, a list written as text, allowed: a '
+            "list. Write the rows to a .jsonl or a .parquet.",
             place=row.place,
-            column=column,
-            found=repr(tokens),
         )
 
 
@@ -141,9 +136,8 @@ def _require_tokens(row: TableRow, column: str, tokens: Any) -> None:
     if not texts or (in_memory and not tokens):
         raise UserError(
             "tokens.row",
-            'column "{column}": found no tokens, allowed: a list of texts, or a text with spaces',
+            f'column "{column}": found no tokens, allowed: a list of texts, or a text with spaces',
             place=row.place,
-            column=column,
         )
 
 
@@ -156,11 +150,10 @@ def _labels(
     if not isinstance(found, list | tuple) or len(found) != count:
         raise UserError(
             "tokens.row_labels",
-            'column "{column}": found {found}, allowed: a list of {count} labels, one per token',
+            f'column "{column}": found '
+            f"{f'{len(found)} labels' if isinstance(found, list | tuple) else 'no list'}, "
+            f"allowed: a list of {count} labels, one per token",
             place=row.place,
-            column=column,
-            found=f"{len(found)} labels" if isinstance(found, list | tuple) else "no list",
-            count=count,
         )
     labels: list[str] = []
     numbers = 0
@@ -177,10 +170,8 @@ def _labels(
         else:
             raise UserError(
                 "tokens.row_label",
-                'column "{column}": found the label {found!r}, allowed: names, or numbers from 0 '
+                f'column "{column}": found the label {each!r}, allowed: names, or numbers from 0 '
                 "on, with a name in task.label_names",
                 place=row.place,
-                column=column,
-                found=each,
             )
     return labels, numbers > 0

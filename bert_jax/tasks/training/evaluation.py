@@ -11,7 +11,7 @@ from pyarrow import csv as pa_csv
 from rich.console import Console
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.files.atomic import write_whole
 from bert_jax.narration import doing, narrator_of
 from bert_jax.parallel.mesh import open_mesh
@@ -121,11 +121,8 @@ def evaluate_task(
     if role not in ROLES:
         raise UserError(
             "evaluate.task_split",
-            "found {found}, allowed: {allowed}{hint}",
+            f"found {role}, allowed: {commas(ROLES)}{did_you_mean(role, ROLES)}",
             place="--split",
-            found=role,
-            allowed=ROLES,
-            hint=did_you_mean(role, ROLES),
         )
     loaded, family, records = predict_run(
         run, roles=(role,), checkpoint=checkpoint, batch_size=batch_size, mesh=mesh
@@ -134,9 +131,8 @@ def evaluate_task(
         if any(record.get("label") is None for record in found):
             raise UserError(
                 "evaluate.no_labels",
-                "found {found}, which has no labels. Use dev, or run `bert-jax predict`.",
+                f"found {name}, which has no labels. Use dev, or run `bert-jax predict`.",
                 place="--split",
-                found=name,
             )
     evaluation, baseline = _evaluation(loaded, family, records, role=role)
     if jax.process_index() == 0 and (warning := _warning(run, baseline)):
@@ -211,11 +207,9 @@ def open_data(
         elif getattr(task, "tunes_threshold", False):
             raise UserError(
                 "squad.no_threshold",
-                "task.null_threshold is not tuned: found no dev evaluation of step {step}. Run "
-                "`bert-jax evaluate {directory} --checkpoint {step}` first.",
+                f"task.null_threshold is not tuned: found no dev evaluation of step {step}. Run "
+                f"`bert-jax evaluate {run.directory} --checkpoint {step}` first.",
                 place=run.directory,
-                step=step,
-                directory=run.directory,
             )
     request = DataRequest(run.tokenizer, section.max_length, section.split_seed, roles, input)
     with doing("reading and encoding the task's files"):

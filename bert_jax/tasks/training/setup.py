@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, commas
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.layer_stack import default_unroll
 from bert_jax.model.section import Execution
@@ -187,10 +187,8 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     origin = run_of_checkpoint(origin, checkpoint="auto")
     family = dataclasses.replace(family, heads=origin.model.of_task(family.heads))
     if not len(family.splits["train"].lengths):
-        raise UserError(
-            "finetune.no_examples",
-            "found no training example, allowed: one or more",
-            place="finetune.task",
+        raise UserError.wrong(
+            "finetune.no_examples", "no training example", "one or more", place="finetune.task"
         )
     architecture = origin.architecture
     if section.dropout is not None:
@@ -262,12 +260,9 @@ def claim(prepared: TrainingSetup) -> epath.Path:
     if found != learnt:
         raise UserError(
             "finetune.other_labels",
-            "found the labels {found}, but the run in {directory} has the labels {labels}. Use "
-            "the same labels, or a new run_dir.",
+            f"found the labels {commas(found)}, but the run in {run.directory} has the labels "
+            f"{commas(learnt)}. Use the same labels, or a new run_dir.",
             place="finetune.task",
-            found=found or "none",
-            directory=run.directory,
-            labels=learnt or "none",
         )
     return root
 

@@ -30,10 +30,8 @@ def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise UserError(
                 "parquet.column_type",
-                'column "{column}" (text_field) has the type {found}, allowed: string',
+                f'column "{field}" (text_field) has the type {kind}, allowed: string',
                 place=path,
-                column=field,
-                found=str(kind),
             )
         metadata = file.metadata
         # A nested column has several leaf columns, so the leaf's index differs from the schema's.

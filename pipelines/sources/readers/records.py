@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.files.read import parse_json_object
 from bert_jax.pipelines.section import ExamplesSection, SourcesSection
 from bert_jax.pipelines.sources.documents import (
@@ -76,19 +76,13 @@ class PartReading(NamedTuple):
         if id_field is not None:
             found = _field(record, id_field)
             if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
-                raise UserError(
-                    "record.id",
-                    "found {found}, allowed: a string or an integer",
-                    place=f'"{id_field}"',
-                    found=f"{found!r:.60}",
+                raise UserError.wrong(
+                    "record.id", f"{found!r:.60}", "a string or an integer", place=f'"{id_field}"'
                 )
             given = str(found)
         if text is not None and not isinstance(text, str):
-            raise UserError(
-                "record.text",
-                "found {found}, allowed: a string",
-                place=f'"{text_field}"',
-                found=f"{text!r:.60}",
+            raise UserError.wrong(
+                "record.text", f"{text!r:.60}", "a string", place=f'"{text_field}"'
             )
         lines = text_lines(text or "")
         return Document(place, lines, given) if lines else None
@@ -116,13 +110,9 @@ def check_fields(path: str, section: SourcesSection, *, allowed: Iterable[str], 
         if name not in names:
             raise UserError(
                 "input.no_field",
-                'found no {field} "{missing}" ({setting}), allowed: {allowed}{hint}',
+                f'found no {kind} "{name}" ({setting}), allowed: '
+                f"{commas(names)}{did_you_mean(name, names)}",
                 place=path,
-                field=kind,
-                missing=name,
-                setting=setting,
-                allowed=names,
-                hint=did_you_mean(name, names),
             )
 
 
@@ -140,11 +130,8 @@ def too_long(unit: str, found: int, section: SourcesSection, setting: str) -> Us
     """Returns the error for a unit of text, such as a page, that exceeds a length limit."""
     return UserError(
         "text.too_long",
-        "found a {unit} of {found:,} characters, allowed: fewer than {limit:,} ({setting})",
-        unit=unit,
-        found=found,
-        limit=getattr(section, setting),
-        setting=setting,
+        f"found a {unit} of {found:,} characters, allowed: fewer than "
+        f"{getattr(section, setting):,} ({setting})",
     )
 
 
@@ -152,10 +139,8 @@ def _field(record: Mapping[str, Any], name: str) -> Any:
     if name not in record:
         raise UserError(
             "record.no_field",
-            'found no field "{missing}", only {found}{hint}',
-            missing=name,
-            found=f"{', '.join(record) or 'none':.200}",
-            hint=did_you_mean(name, record),
+            f'found no field "{name}", only '
+            f"{', '.join(record) or 'none':.200}{did_you_mean(name, record)}",
         )
     return record[name]
 

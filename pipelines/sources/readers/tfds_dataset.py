@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
+from bert_jax.errors import UserError, commas, did_you_mean, first_line, not_installed
 from bert_jax.files.read import read_json_object
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
@@ -47,20 +47,15 @@ def find_dataset(name: str) -> str:
     except Exception as error:  # TFDS's registry raises many kinds of errors
         raise UserError(
             "tfds.not_found",
-            "found no TFDS dataset {found} ({reason}), allowed: a directory with {file}, or the "
-            "name of a prepared dataset",
+            f"found no TFDS dataset {name} ({first_line(error)}), allowed: a directory with "
+            f"{_INFO}, or the name of a prepared dataset",
             place="input",
-            found=name,
-            reason=first_line(error),
-            file=_INFO,
         ) from error
     if not is_dataset(directory):
         raise UserError(
             "tfds.not_prepared",
-            "found no prepared dataset {found} in {directory}. Run `tfds build {found}`.",
+            f"found no prepared dataset {name} in {directory}. Run `tfds build {name}`.",
             place="input",
-            found=name,
-            directory=directory,
         )
     return directory
 
@@ -78,11 +73,9 @@ def describe(path: str, section: SourcesSection) -> tuple[str, int, float]:
     if section.tfds_split not in splits:
         raise UserError(
             "tfds.no_split",
-            'found no split "{missing}" (tfds_split), allowed: {allowed}{hint}',
+            f'found no split "{section.tfds_split}" (tfds_split), allowed: '
+            f"{commas(splits)}{did_you_mean(section.tfds_split, splits)}",
             place=path,
-            missing=section.tfds_split,
-            allowed=list(splits),
-            hint=did_you_mean(section.tfds_split, splits),
         )
     features: Any = builder.info.features
     check_fields(path, section, allowed=features, kind="feature")
@@ -154,10 +147,7 @@ def _readable(path: str) -> Iterator[None]:
         raise
     except Exception as error:  # TFDS and TensorFlow raise many kinds of errors
         raise UserError(
-            "tfds.unreadable",
-            "cannot be read as a TFDS dataset ({reason})",
-            place=path,
-            reason=first_line(error),
+            "tfds.unreadable", f"cannot be read as a TFDS dataset ({first_line(error)})", place=path
         ) from error
 
 
@@ -180,11 +170,8 @@ def _only_features_of_tfds(path: epath.Path) -> None:
         if isinstance(node, dict):
             name = str(node.get("pythonClassName", node.get("type", _TFDS)))
             if not name.startswith((_TFDS, "tensorflow_datasets.public_api.")) and "." in name:
-                raise UserError(
-                    "tfds.foreign_class",
-                    "found the class {found}, allowed: features of TFDS",
-                    place=path,
-                    found=f"{name:.80}",
+                raise UserError.wrong(
+                    "tfds.foreign_class", f"the class {name:.80}", "features of TFDS", place=path
                 )
             waiting += node.values()
         elif isinstance(node, list):

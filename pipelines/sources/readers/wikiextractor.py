@@ -68,11 +68,8 @@ def _articles(part: files.FilePart, section: SourcesSection) -> Iterator[_Articl
             if header:
                 start = line
             elif text:
-                raise UserError(
-                    "wikiextractor.outside",
-                    "found {found}, allowed: <doc id=…>",
-                    place=_place(part, line),
-                    found=f"{text!r:.40}",
+                raise UserError.wrong(
+                    "wikiextractor.outside", f"{text!r:.40}", "<doc id=…>", place=_place(part, line)
                 )
         elif text == _CLOSE and header:
             yield _Article(start, line, header, held)

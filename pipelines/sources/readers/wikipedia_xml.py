@@ -53,9 +53,7 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
         text = "".join(_visible(code, dropped_namespaces))
     except (RecursionError, mwparserfromhell.parser.ParserError) as error:
         raise UserError(
-            "wikipedia.wikitext",
-            "found wikitext that cannot be parsed ({reason})",
-            reason=first_line(error),
+            "wikipedia.wikitext", f"found wikitext that cannot be parsed ({first_line(error)})"
         ) from None
     text = _MAGIC_WORD.sub("", _EMPTY_BRACKETS.sub("", text))
     lines = (_SPACES.sub(" ", line).strip() for line in text.split("\n"))
@@ -76,10 +74,8 @@ def _refuse_unended(wikitext: str) -> None:
     if (unended := sum(counts.values())) * len(wikitext) > _MOST_WORK:
         raise UserError(
             "wikipedia.brackets",
-            "found {found:,} unclosed brackets in {characters:,} characters of wikitext, allowed: "
-            "few",
-            found=unended,
-            characters=len(wikitext),
+            f"found {unended:,} unclosed brackets in {len(wikitext):,} characters of wikitext, "
+            "allowed: few",
         )
 
 
@@ -159,10 +155,9 @@ class _Bounded:
         if self.unended > self._limit:
             raise UserError(
                 "wikipedia.page_unended",
-                "found no end of a page in {limit:,} bytes, allowed: pages up to "
+                f"found no end of a page in {self._limit:,} bytes, allowed: pages up to "
                 "max_document_length",
                 place=self._path,
-                limit=self._limit,
             )
         return content
 
@@ -177,9 +172,8 @@ def _pages(path: str, dropped: set[str], *, most: int) -> Iterator[ET.Element]:
             if _name(root) != "mediawiki":
                 raise UserError(
                     "wikipedia.root",
-                    "found <{found}>, allowed: <mediawiki>, a Wikipedia dump",
+                    f"found <{_name(root)}>, allowed: <mediawiki>, a Wikipedia dump",
                     place=path,
-                    found=_name(root),
                 )
             for event, element in events:
                 if event == "start":
@@ -193,10 +187,7 @@ def _pages(path: str, dropped: set[str], *, most: int) -> Iterator[ET.Element]:
         # LookupError and ValueError are raised for an unknown or unsupported encoding.
         except (ET.ParseError, StopIteration, LookupError, ValueError) as error:
             raise UserError(
-                "wikipedia.xml",
-                "damaged or truncated XML ({reason})",
-                place=path,
-                reason=str(error),
+                "wikipedia.xml", f"damaged or truncated XML ({error})", place=path
             ) from error
 
 
@@ -206,10 +197,8 @@ def _article(page: ET.Element, dropped: set[str], section: SourcesSection) -> Do
     number = _text(page, "id")
     wikitext = _text(page, "revision/{*}text")
     if not _PAGE_ID.fullmatch(number):
-        raise UserError(
-            "wikipedia.page_id",
-            "found the <id> {found}, allowed: a page id, a number",
-            found=shown(number),
+        raise UserError.wrong(
+            "wikipedia.page_id", f"the <id> {shown(number)}", "a page id, a number"
         )
     if len(wikitext) >= section.max_document_length:
         raise too_long("page", len(wikitext), section, "max_document_length")

@@ -17,7 +17,7 @@ from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.embedding.tuples import SCORE, TEXTS
 from bert_jax.tasks.family import Family, Split
 from bert_jax.validation import validate
-from tests.project import refuses
+from tests.project import refuses, says
 from tests.tasks.embedding.data import write_beir, write_jsonl, write_qrels
 from tests.tasks.sequences import IDS, opening, write_lines
 
@@ -236,7 +236,7 @@ def test_a_malformed_row_is_named_or_skipped(
     place = f'{path}: line 3: column "{column}"'
     with refuses(key, kind=UserError, place=place, **values) as error:
         opened(tmp_path, "train", **settings)
-    assert error.value.values["setting"] == "finetune.task.on_error=skip"
+    says(error.value, setting="finetune.task.on_error=skip")
     family = opened(tmp_path, "train", **settings, on_error="skip")
     assert family.splits["train"].examples == 3
     assert family.notes[0].startswith(f"{path}: skipped 1 of 4 rows")
@@ -297,7 +297,7 @@ def test_a_dev_set_without_a_choice_is_refused(
     dev = write_lines(tmp_path / "dev.csv", [ROWS[0], *rows])
     with refuses("embedding.dev_undecided", place="task.dev") as error:
         opened(tmp_path, **settings, dev=str(dev))
-    assert found in error.value.values["found"]
+    assert found in str(error.value)
     assert opened(tmp_path, "dev", **settings, dev=str(dev)).splits["dev"].examples > 0
     write_lines(dev, [*ROWS[:3], *rows])
     notes = opened(tmp_path, **settings, dev=str(dev)).notes
