@@ -27,10 +27,10 @@ from benchmarks.hf_finetune import TABLES, Peer, Settings, read
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.config import parse_config
 from bert_jax.data.rows.collate import count_tokens
+from bert_jax.jobs.finetuning_setup import origin_params, prepare
 from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.tasks.batches import WEIGHTS
-from bert_jax.tasks.training.setup import origin_params, prepare
 from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.prefetch import to_devices
 from bert_jax.train.state import abstract_state, draw_params, initialise

@@ -25,7 +25,7 @@ from benchmarks.report import interleaved, median_ratio, report
 from benchmarks.train_step import PREDICTIONS, RATE, architecture, layers_and_width, make_batch
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution
-from bert_jax.objectives.registry import DEFAULT
+from bert_jax.objectives.registry import DEFAULT, make_objective
 from bert_jax.optim.optimizer import make_optimizer, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate, pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
@@ -58,7 +58,8 @@ def main() -> None:
 
 def measure(size: EncoderArchitecture, steps: int, rounds: int) -> None:
     """Times the step with and without checks, and the comparison of replicas."""
-    task = DEFAULT.make(
+    task = make_objective(
+        DEFAULT,
         architecture=size,
         execution=Execution(dtype="float32"),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)

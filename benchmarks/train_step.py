@@ -36,7 +36,7 @@ from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.encoders.registry import SECTIONS
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution
-from bert_jax.objectives.registry import read_objective
+from bert_jax.objectives.registry import make_objective, read_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
@@ -181,7 +181,8 @@ def make_batch(
 
 def make_task(size: EncoderArchitecture, execution: Execution) -> Objective:
     """Returns the pretraining objective of an encoder."""
-    return read_objective({"kind": OBJECTIVE[size.kind]}, source="benchmark").make(
+    return make_objective(
+        read_objective({"kind": OBJECTIVE[size.kind]}, source="benchmark"),
         architecture=size,
         execution=execution,
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)

@@ -67,18 +67,20 @@ if TYPE_CHECKING:
     from bert_jax.errors import PeerLost, RunStopped, UserError
     from bert_jax.feature_extraction.extractor import TextFeatures
     from bert_jax.inference.fill_mask import Candidate, Filled
+    from bert_jax.jobs.pretraining_settings import MlperfSection, PhaseSection, TrainSection
     from bert_jax.launch.section import LimitsSection, SubmitSection
     from bert_jax.loaded_model import LoadedModel, load
     from bert_jax.model.architecture import EncoderArchitecture
     from bert_jax.model.section import Execution, HeadsSection, ModelSection, PoolingSection
-    from bert_jax.objectives.bert import BertObjectiveSection
-    from bert_jax.objectives.causal import CausalObjectiveSection
-    from bert_jax.objectives.distill import DistillObjectiveSection
-    from bert_jax.objectives.electra import ElectraObjectiveSection, GeneratorSection
-    from bert_jax.objectives.mlperf_section import MlperfSection
-    from bert_jax.objectives.roberta import RobertaObjectiveSection
-    from bert_jax.objectives.sop import SopObjectiveSection
-    from bert_jax.objectives.train_section import PhaseSection, TrainSection
+    from bert_jax.objectives.sections import (
+        BertObjectiveSection,
+        CausalObjectiveSection,
+        DistillObjectiveSection,
+        ElectraObjectiveSection,
+        GeneratorSection,
+        RobertaObjectiveSection,
+        SopObjectiveSection,
+    )
     from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
     from bert_jax.parallel.section import CompilationCacheSection, DistributedSection, MeshSection
     from bert_jax.pipelines.engines.beam import BeamSection
@@ -97,7 +99,7 @@ if TYPE_CHECKING:
     from bert_jax.tasks.glue.family import GlueSection
     from bert_jax.tasks.section import FinetuneSection
     from bert_jax.tasks.squad.family import SquadSection
-    from bert_jax.tasks.sweep.grid import SweepSection
+    from bert_jax.tasks.sweep_grid import SweepSection
     from bert_jax.tasks.table import TableSection
     from bert_jax.tasks.tokens.family import TokenClassificationSection
     from bert_jax.text import Tokenizer, load_tokenizer

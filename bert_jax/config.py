@@ -14,9 +14,9 @@ from bert_jax.errors import SettingError, UserError, counted, did_you_mean
 from bert_jax.files.read import MAX_DEPTH, no_such_file, shown
 from bert_jax.files.remote import is_remote
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
+from bert_jax.jobs.pretraining_settings import TrainSection
 from bert_jax.launch.section import SubmitSection
 from bert_jax.objectives.registry import DEFAULT, AnyObjectiveSection, masking_of
-from bert_jax.objectives.train_section import TrainSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.pipelines.examples import ExamplesSection

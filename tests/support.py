@@ -9,8 +9,8 @@ from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.encoders.registry import SECTIONS
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution
-from bert_jax.objectives.masked_language_model import MaskedLanguageModel
-from bert_jax.objectives.registry import DEFAULT
+from bert_jax.objectives.masked_lm import MaskedLanguageModel
+from bert_jax.objectives.registry import DEFAULT, make_objective
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.task import HostBatch, Rngs, Task
 from bert_jax.train.frozen import bind
@@ -43,7 +43,8 @@ def small_task(
     *, dtype: str = "float32", execution: dict[str, Any] | None = None, **changes: Any
 ) -> MaskedLanguageModel:
     """Returns the BERT objective for `small_architecture`; `small_batch` makes its rows."""
-    made = DEFAULT.make(
+    made = make_objective(
+        DEFAULT,
         architecture=small_architecture(**changes),
         execution=Execution.model_validate({"dtype": dtype, **(execution or {})}),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)

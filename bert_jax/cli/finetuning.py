@@ -24,7 +24,7 @@ def finetune(
     by a signal, 4 lost or missing process, 43 a step hangs.
     """
     loaded = base.read_config(config, overrides)
-    from bert_jax.tasks.sweep.grid import check_seeds
+    from bert_jax.tasks.sweep_grid import check_seeds
     from bert_jax.verbs.run_settings import finetune_settings
 
     if loaded.finetune is not None:

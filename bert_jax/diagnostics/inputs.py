@@ -16,10 +16,10 @@ from bert_jax.files.hub import is_dataset_file, library
 from bert_jax.files.read import read_json_object, require_file
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.sources import CONFIGS, is_checkpoint, is_hub_name
+from bert_jax.jobs.pretraining_settings import PhaseSection, TrainSection
 from bert_jax.model.section import ModelSection
-from bert_jax.objectives.distill import DistillObjectiveSection
 from bert_jax.objectives.registry import Registered, check_architecture, check_pairing
-from bert_jax.objectives.train_section import PhaseSection, TrainSection
+from bert_jax.objectives.sections import DistillObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.settings import (

@@ -1,133 +1,295 @@
-"""The objective of ELECTRA: a generator replaces tokens, and the model finds them."""
+"""The loss of ELECTRA: replaced token detection (arXiv 2003.10555).
 
-from __future__ import annotations
+Shape suffixes: B batch, L length, P masked positions, D hidden size, V padded vocabulary.
+"""
 
-import math
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
-import pydantic
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
 
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.errors import UserError
-from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.model.architecture import TRAINING, EncoderArchitecture
+from bert_jax.model.cross_entropy import cross_entropy
+from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.initial import Constant
+from bert_jax.model.layers import subkey
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.objectives.section import WITHOUT_PAIRS, ObjectiveSection
-from bert_jax.section import Section, as_tuple
+from bert_jax.objectives.metrics import PlateauWatch, means, summed, token_weights
+from bert_jax.objectives.sections import (
+    ELECTRA_MASKING,
+    ElectraObjectiveSection,
+    EmbeddingSharing,
+    masked_rows,
+)
+from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
+from bert_jax.task import (
+    DELTAS,
+    GENERATOR,
+    Batch,
+    FrozenModel,
+    Metrics,
+    Objective,
+    Rngs,
+    RowTransform,
+    Sums,
+    Watch,
+)
 from bert_jax.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from bert_jax.task import Objective
-
-EmbeddingSharing: TypeAlias = Literal["shared", "gradient_disentangled", "none"]
-
-# pydantic's strict mode refuses lists for tuples behind the validator of `objective`.
-_Tables: TypeAlias = Annotated[
-    tuple[Literal["word", "position", "type"], ...],
-    pydantic.Field(min_length=1),
-    pydantic.BeforeValidator(as_tuple),
-]
-
-LEAST_WIDTH: Final = 8
-"""Lowest hidden size of a generator. LayerNorm leaves nothing of a single number."""
-
-ELECTRA_MASKING: Final = MaskingSection(replace_with_mask=0.85, replace_with_random=0.0)
+ZERO: Final = Constant(0.0)
+GENERATOR_HEADS: Final = HeadsSection(pooler=False, next_sentence=False)
+# Added to both divisors, as in google-research/electra `run_pretraining.py`.
+EPSILON: Final = 1e-6
 
 
-class GeneratorSection(Section):
-    """The sizes of the generator, a smaller encoder of the same kind with an MLM head.
+class Corrupted(NamedTuple):
+    """The tokens that the model reads."""
 
-    The default of a size is `size` times the model's, as in google-research/electra.
+    input_ids: Int[Array, "batch length"]
+    is_replaced: Float[Array, "batch length"]  # 1 where a token differs from the text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplacedTokenDetection:
+    """Loss = the generator's MLM loss + `weight` · the mean loss of the model over all tokens.
+
+    Fields with ``compare=False`` affect neither the model nor the loss.
     """
 
-    size: float = pydantic.Field(default=0.25, gt=0, le=1)
-    """Ratio of the generator's hidden size, heads and FFN to the model's. The authors use 1/4 for
-    small and large, and 1/3 for base (arXiv 2003.10555, table 6)."""
-    num_hidden_layers: int | None = pydantic.Field(default=None, ge=1, le=1000)
-    """Number of layers. Default: as many as the model has."""
-    hidden_size: int | None = pydantic.Field(default=None, ge=1, le=1 << 16)
-    """Width of hidden states."""
-    num_attention_heads: int | None = pydantic.Field(default=None, ge=1, le=1 << 10)
-    """Number of attention heads per layer. It must divide `hidden_size`."""
-    intermediate_size: int | None = pydantic.Field(default=None, ge=1, le=1 << 18)
-    """Width of the hidden layer of the FFN."""
+    architecture: EncoderArchitecture
+    generator: EncoderArchitecture
+    execution: Execution
+    heads: HeadsSection  # heads of the model
+    embedding_sharing: EmbeddingSharing
+    shared_embeddings: tuple[str, ...]
+    weight: float
+    masking: MaskingSection = dataclasses.field(compare=False)
+    tokenizer: Tokenizer = dataclasses.field(compare=False)
+    best_metric: str = dataclasses.field(default="loss", compare=False)
 
-    def architecture(self, model: EncoderArchitecture) -> EncoderArchitecture:
-        """Returns the generator's architecture. Its embeddings are as wide as the model's.
-
-        Raises UserError if it is too narrow, or the heads do not divide the hidden size.
-        """
-        sizes = {
-            name: getattr(self, name) or max(1, round(self.size * getattr(model, name)))
-            for name in ("hidden_size", "num_attention_heads", "intermediate_size")
-        }
-        depth = self.num_hidden_layers or model.num_hidden_layers
-        if (width := sizes["hidden_size"]) < LEAST_WIDTH:
-            least = math.ceil(1000 * LEAST_WIDTH / model.hidden_size) / 1000
-            by_ratio = self.hidden_size is None
-            raise UserError(
-                "electra.generator_width",
-                f"found {self.size if by_ratio else width}, which makes a generator of hidden "
-                f"size {width}. Use at least {least if by_ratio else LEAST_WIDTH}, for a hidden "
-                f"size of {LEAST_WIDTH}.",
-                place=f"objective.generator.{'size' if by_ratio else 'hidden_size'}",
-            )
-        if sizes["hidden_size"] % sizes["num_attention_heads"]:
-            raise UserError(
-                "electra.generator_heads",
-                f"found {sizes['num_attention_heads']}, which does not divide the generator's "
-                f"hidden size {sizes['hidden_size']}",
-                place="objective.generator.num_attention_heads",
-            )
-        width = model.embedding_width
-        return model.with_changes({**sizes, "num_hidden_layers": depth, "embedding_size": width})
-
-
-class ElectraObjectiveSection(ObjectiveSection):
-    """Replaced token detection (arXiv 2003.10555).
-
-    A generator predicts masked tokens. Tokens that are drawn from its predictions replace the
-    masked ones, and the model tells for every token whether it was replaced. The model is exported
-    and fine-tuned; the generator is only in the checkpoints of pretraining.
-    """
-
-    heads = HeadsSection(pooler=False, mlm=False, next_sentence=False, replaced_tokens=True)
-    pairings = (*WITHOUT_PAIRS, "nsp", "sop")
-    has_second_model = True
-
-    kind: Literal["electra"] = "electra"
-    masking: MaskingSection = ELECTRA_MASKING
-    """Masking of the generator's rows. By default, 85% of the predicted tokens become [MASK] and
-    the others stay, as in google-research/electra."""
-    generator: GeneratorSection = GeneratorSection()
-    """The sizes of the generator."""
-    embedding_sharing: EmbeddingSharing = "shared"
-    """How the model gets the embeddings of `shared_embeddings`. `shared`: from tables that both
-    losses train. `gradient_disentangled`: tables that only the generator's loss trains, plus deltas
-    from zero that only the model's loss trains (DeBERTaV3, arXiv 2111.09543, section 3.3). `none`:
-    from tables of its own."""
-    shared_embeddings: _Tables = ("word", "position", "type")
-    """The embeddings that generator and model share, see `embedding_sharing`."""
-    weight: float = pydantic.Field(default=50.0, ge=0)
-    """Weight of the loss of the model; the weight of the generator's loss is 1."""
-
-    def check_sizes(self, architecture: EncoderArchitecture) -> None:
-        """Raises UserError if the generator's sizes are wrong."""
-        self.generator.architecture(architecture)
-
-    def make(
-        self, *, architecture: EncoderArchitecture, execution: Execution, tokenizer: Tokenizer
-    ) -> Objective:
-        """Returns the objective for a model. Imports JAX."""
-        from bert_jax.objectives.replaced_token_detection import ReplacedTokenDetection
-
-        return ReplacedTokenDetection(
-            architecture=architecture,
-            generator=self.generator.architecture(architecture),
-            execution=execution,
-            heads=self.heads,
-            embedding_sharing=self.embedding_sharing,
-            shared_embeddings=self.shared_embeddings,
-            weight=self.weight,
-            masking=self.masking,
-            tokenizer=tokenizer,
+    def features(
+        self,
+        *,
+        seq_length: int,
+        max_predictions: int | None = None,
+        max_examples: int = 1,
+        evaluation: bool,
+    ) -> RowTransform:
+        """Returns the row transform. Evaluation always uses `ELECTRA_MASKING`."""
+        return masked_rows(
+            self.tokenizer,
+            ELECTRA_MASKING if evaluation else self.masking,
+            seq_length=seq_length,
+            max_predictions=None if evaluation else max_predictions,
+            max_examples=max_examples,
+            pairs=False,
         )
+
+    def build(self) -> EncoderModel:
+        """Returns the model, with the generator as its part `GENERATOR`.
+
+        Shared embeddings are parameters of the model. With gradient-disentangled sharing, the
+        `DELTAS` have the same paths.
+        """
+        model = encoder_builder(self.architecture, self.execution, self.heads)()
+        generator = encoder_builder(self.generator, self.execution, GENERATOR_HEADS)()
+        if self.embedding_sharing != "none":
+            ours, theirs = _embeddings(model), _embeddings(generator)
+            shared = {name: getattr(ours, name) for name in self._tables(ours)}
+            for name, table in shared.items():
+                setattr(theirs, name, table)
+            if self.embedding_sharing == "gradient_disentangled":
+                zeros = {name: table.replace(initial=ZERO) for name, table in shared.items()}
+                below = nnx.Dict(encoder=nnx.Dict(embeddings=nnx.Dict(**zeros)))
+                setattr(model, DELTAS, below)
+        setattr(model, GENERATOR, generator)
+        model.groups = ParameterGroups(
+            (
+                *(each._replace(prefix=f"{GENERATOR}/{each.prefix}") for each in generator.groups),
+                ParameterGroup(DELTAS, "embeddings", title="the deltas of embeddings"),
+                ParameterGroup(GENERATOR, "heads", title="the generator"),
+                *model.groups,
+            )
+        )
+        return model
+
+    def _tables(self, embeddings: Any) -> list[str]:
+        """Returns the shared embeddings that an encoder has. Sinusoids are no parameters."""
+        return [name for name in self.shared_embeddings if hasattr(embeddings, name)]
+
+    def frozen_models(self) -> Mapping[str, FrozenModel]:
+        """Returns no models."""
+        return {}
+
+    def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:
+        """Returns the numbers of masked tokens and of all tokens."""
+        return {
+            "mlm": batch["masked_lm_weights"].sum() + EPSILON,
+            "replaced": token_weights(batch).sum() + EPSILON,
+        }
+
+    def loss(
+        self,
+        model: nnx.Module,
+        batch: Batch,
+        *,
+        divisors: Mapping[str, jax.Array],
+        rngs: Rngs,
+        frozen: Mapping[str, nnx.Module],
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the batch's contribution to the loss, and its metrics as (sum, count)."""
+        del frozen
+        assert isinstance(model, EncoderModel)
+        generator: EncoderModel = getattr(model, GENERATOR)
+        words_BLD, shares_SVD = generator.encoder.look_up(batch["input_ids"])
+        masked_BPD = generator.hidden(
+            batch,
+            words_BLD=words_BLD,
+            queries_BQ=batch["masked_lm_positions"],
+            dropout_key=subkey(rngs.dropout, 0),
+        )
+        rows_BPD = generator.decoder_input(masked_BPD)
+        logits_BPV = generator.mlm(rows_BPD, generator.encoder.table, shares_SVD)
+        mlm = cross_entropy(logits_BPV, batch["masked_lm_ids"])
+        metrics = summed("mlm", mlm, batch["masked_lm_weights"])
+        seen = corrupted(batch, drawn(jax.lax.stop_gradient(logits_BPV), rngs.draws))
+        if self.embedding_sharing == "gradient_disentangled":
+            model = self._with_deltas(model)
+        hidden_BLD = model.hidden(
+            {**batch, "input_ids": seen.input_ids}, dropout_key=subkey(rngs.dropout, 1)
+        )
+        logits_BL = model.replaced_token_logits(hidden_BLD)
+        weights_BL = token_weights(batch)
+        metrics |= _detection(logits_BL, seen.is_replaced, weights_BL)
+        if rngs.dropout is None:
+            metrics |= _area_under_curve(logits_BL, seen.is_replaced, weights_BL)
+        found = metrics["replaced_loss"][0] / divisors["replaced"]
+        return metrics["mlm_loss"][0] / divisors["mlm"] + self.weight * found, metrics
+
+    def _with_deltas(self, model: EncoderModel) -> EncoderModel:
+        """Returns the model with the sums of shared embeddings and deltas as its embeddings.
+
+        The gradient of a sum goes to the delta alone.
+        """
+        model = nnx.clone(model)
+        ours, deltas = _embeddings(model), getattr(model, DELTAS).encoder.embeddings
+        for name in self._tables(ours):
+            table = getattr(ours, name)
+            total = jax.lax.stop_gradient(table[...]) + deltas[name][...]
+            setattr(ours, name, table.replace(total))
+        return model
+
+    def flops_per_row(self, batch: Mapping[str, Any]) -> float:
+        """Returns the model FLOPs of one row, forward and backward, of both networks."""
+        length, predictions = (
+            batch[name].shape[1] for name in ("input_ids", "masked_lm_positions")
+        )
+        width = self.architecture.hidden_size
+        generator = self.generator.forward_flops(
+            seq_length=length, read=predictions, predictions=predictions
+        )
+        head = 2 * length * (width * width + width)
+        return TRAINING * (generator + self.architecture.forward_flops(seq_length=length) + head)
+
+    def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:
+        """Returns a watch that warns if the generator's loss stays at the unigram entropy."""
+        return PlateauWatch(
+            unigram_entropy=unigram_entropy,
+            vocab_size=self.architecture.vocab_size,
+            total_steps=total_steps,
+        )
+
+    def score(self, sums: Sums) -> dict[str, float]:
+        """Returns the losses, and how well the model finds replaced tokens.
+
+        `replaced_auc`, the area under the ROC curve, is only in evaluations.
+        """
+        names = [name for name in sums if name.startswith(("mlm_", "replaced_"))]
+        scores = means(sums, *names)
+        return {"loss": scores["mlm_loss"] + self.weight * scores["replaced_loss"], **scores}
+
+
+def _embeddings(model: EncoderModel) -> Any:
+    encoder: Any = model.encoder
+    return encoder.embeddings
+
+
+def drawn(logits_BPV: Float[Array, "batch predictions vocab"], key: Array) -> Array:
+    """Returns pieces drawn from the softmax of the logits, int32 [B, P]."""
+    # Flat rows, as in `cross_entropy`: another shape would require a copy of the logits.
+    flat_NV = logits_BPV.reshape(-1, logits_BPV.shape[-1])
+    return jax.random.categorical(key, flat_NV).astype(jnp.int32).reshape(logits_BPV.shape[:-1])
+
+
+def corrupted(batch: Batch, pieces_BP: Int[Array, "batch predictions"]) -> Corrupted:
+    """Returns the text with `pieces_BP` in place of the masked tokens.
+
+    A piece that equals the original token does not count as replaced.
+    """
+    ids_BL = batch["input_ids"]
+    # Slots without a prediction write behind the row, where they are dropped.
+    unused, length = batch["masked_lm_weights"] == 0, ids_BL.shape[1]
+    places_BP = jnp.where(unused, length, batch["masked_lm_positions"])
+    differs_BP = (pieces_BP != batch["masked_lm_ids"]).astype(jnp.float32)
+    write = jax.vmap(lambda row, places, values: row.at[places].set(values, mode="drop"))
+    return Corrupted(
+        write(ids_BL, places_BP, pieces_BP),
+        write(jnp.zeros(ids_BL.shape, jnp.float32), places_BP, differs_BP),
+    )
+
+
+def _detection(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
+    """Returns the sums of loss, accuracy, precision and recall; all arguments are [B, L]."""
+    loss = jax.nn.softplus(logits) - is_replaced * logits
+    found = (logits > 0).astype(jnp.float32)
+    right = (found * is_replaced * weights).sum()
+    return {
+        "replaced_loss": ((loss * weights).sum(), weights.sum()),
+        "replaced_accuracy": ((jnp.equal(found, is_replaced) * weights).sum(), weights.sum()),
+        "replaced_precision": (right, (found * weights).sum()),
+        "replaced_recall": (right, (is_replaced * weights).sum()),
+    }
+
+
+def _area_under_curve(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
+    """Returns the area under the ROC curve over all tokens of the batch, [B, L].
+
+    It is the share of pairs in which the replaced token has a higher logit than the original one;
+    equal logits count as half. An evaluation adds up the pairs of its batches.
+    """
+    is_original = (1 - is_replaced) * weights
+    originals = jnp.sort(jnp.where(is_original > 0, logits, jnp.inf), axis=None)
+    lower, not_higher = (
+        jnp.searchsorted(originals, logits, side=side).astype(jnp.float32)
+        for side in ("left", "right")
+    )
+    replaced = is_replaced * weights
+    won = (replaced * (lower + not_higher) / 2).sum()
+    return {"replaced_auc": (won, replaced.sum() * is_original.sum())}
+
+
+def make(
+    section: ElectraObjectiveSection,
+    *,
+    architecture: EncoderArchitecture,
+    execution: Execution,
+    tokenizer: Tokenizer,
+) -> Objective:
+    """Returns the objective of a section for a model."""
+    return ReplacedTokenDetection(
+        architecture=architecture,
+        generator=section.generator.architecture(architecture),
+        execution=execution,
+        heads=section.heads,
+        embedding_sharing=section.embedding_sharing,
+        shared_embeddings=section.shared_embeddings,
+        weight=section.weight,
+        masking=section.masking,
+        tokenizer=tokenizer,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -14,13 +15,15 @@ from bert_jax.encoders.registry import SECTIONS
 from bert_jax.errors import UserError, all_of, one_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.objectives.bert import BertObjectiveSection
-from bert_jax.objectives.causal import CausalObjectiveSection
-from bert_jax.objectives.distill import DistillObjectiveSection
-from bert_jax.objectives.electra import ElectraObjectiveSection
-from bert_jax.objectives.roberta import RobertaObjectiveSection
-from bert_jax.objectives.section import ObjectiveSection
-from bert_jax.objectives.sop import SopObjectiveSection
+from bert_jax.objectives.sections import (
+    BertObjectiveSection,
+    CausalObjectiveSection,
+    DistillObjectiveSection,
+    ElectraObjectiveSection,
+    ObjectiveSection,
+    RobertaObjectiveSection,
+    SopObjectiveSection,
+)
 from bert_jax.section import Section
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.validation import KIND, sections_of, validate
@@ -107,7 +110,8 @@ def make_objective(
     Raises UserError like `check_architecture`.
     """
     check_architecture(section, architecture, key=key)
-    return section.make(architecture=architecture, execution=execution, tokenizer=tokenizer)
+    loss = importlib.import_module(f"bert_jax.objectives.{section.loss}")
+    return loss.make(section, architecture=architecture, execution=execution, tokenizer=tokenizer)
 
 
 def check_architecture(

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Self
 
 from bert_jax.errors import UserError
+from bert_jax.jobs.epochs import count_epochs, describe_epochs
 from bert_jax.model.section import Remat
-from bert_jax.objectives.epochs import count_epochs, describe_epochs
 from bert_jax.parallel.section import mesh_shape
 from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.compilation.step import CompiledStep, quick_refusal

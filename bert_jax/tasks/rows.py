@@ -10,6 +10,7 @@ from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.runs.run_directory import Run
 from bert_jax.runs.settings import describe
 from bert_jax.tasks.choice import MultipleChoiceSection
+from bert_jax.tasks.data_of_run import open_data, section_of
 from bert_jax.tasks.family import DataRequest, Record
 from bert_jax.tasks.labels import with_integers
 from bert_jax.tasks.predictor import Predictor
@@ -17,7 +18,6 @@ from bert_jax.tasks.section import TaskSection
 from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.table import TableSection
 from bert_jax.tasks.tokens.family import TokenClassificationSection
-from bert_jax.tasks.training.evaluation import open_data, section_of
 from bert_jax.validation import validate
 
 BATCH_SIZE: Final = 32

@@ -14,7 +14,7 @@ from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.squad.family import SquadSection
-from bert_jax.tasks.sweep.grid import SweepSection
+from bert_jax.tasks.sweep_grid import SweepSection
 from bert_jax.tasks.table import TableSection
 from bert_jax.tasks.tokens.family import TokenClassificationSection
 from bert_jax.train.sections import BadStepsSection, TrackerName, WatchdogSection

@@ -18,8 +18,8 @@ from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.files.atomic import write_errors
 from bert_jax.inference.fill_mask import Filled
+from bert_jax.jobs.phases import VALIDATION
 from bert_jax.narration import doing, narrator_of, speaking
-from bert_jax.objectives.phases import VALIDATION
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.runs.evaluation import Evaluation
 from bert_jax.section import need

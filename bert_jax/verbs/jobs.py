@@ -12,7 +12,8 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.launch.gcloud import with_gcloud_settings
 from bert_jax.launch.heartbeat_reader import read_hosts
 from bert_jax.launch.job import BUCKET, Job, JobFiles, job_directory, read_job
-from bert_jax.launch.launcher import Existing, Launcher, State, known_launchers
+from bert_jax.launch.launcher import Existing, Launcher, State
+from bert_jax.launch.launchers import known_launchers
 from bert_jax.launch.retry_policy import (
     AttemptRecord,
     SupervisorLimits,

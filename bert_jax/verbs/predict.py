@@ -14,19 +14,20 @@ from bert_jax.data.row_errors import OnError
 from bert_jax.errors import UserError, commas, counted
 from bert_jax.files.atomic import output_exists, require_other_file
 from bert_jax.inference.bucketed import check_batch_size
+from bert_jax.jobs.finetuning_scores import predict_run, write_csv, write_records
 from bert_jax.model.section import HeadsSection
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.lock import hold_output
 from bert_jax.runs.run_directory import Run, open_run
 from bert_jax.tasks.choice import MultipleChoiceSection
+from bert_jax.tasks.data_of_run import section_of
 from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.family import Record
 from bert_jax.tasks.labels import with_integers
 from bert_jax.tasks.predictor import score_splits
 from bert_jax.tasks.section import TaskSection
 from bert_jax.tasks.table import TableSection
-from bert_jax.tasks.training.evaluation import predict_run, section_of, write_csv, write_records
 from bert_jax.train.progress_display import format_scores
 from bert_jax.verbs.finetune import TABLES, no_table
 from bert_jax.verbs.same_command import join_same_command

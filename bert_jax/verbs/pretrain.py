@@ -6,10 +6,9 @@ from typing import Any
 from rich.console import Console
 
 from bert_jax.config import AnyConfig, as_config
+from bert_jax.jobs.pretraining import run_pretraining
+from bert_jax.jobs.pretraining_settings import LESS_MEMORY, PretrainSettings
 from bert_jax.narration import speaking
-from bert_jax.objectives.pretraining import run_pretraining
-from bert_jax.objectives.settings import PretrainSettings
-from bert_jax.objectives.train_section import LESS_MEMORY
 from bert_jax.parallel.memory import advising
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.import_checkpoint import find_origin
@@ -30,7 +29,7 @@ def pretrain(
     """Pretrains as configured; resumes from the run's last checkpoint if there is one.
 
     A resumed run keeps the settings of its finished steps. Settings of later steps may change; see
-    `bert_jax.objectives.resume_rules`.
+    `bert_jax.jobs.resume_rules`.
 
     Args:
         config: a configuration, a dict of its settings or its file, with `run_dir`, `tokenizer`,

@@ -10,8 +10,8 @@ from bert_jax.data.cores import available_cores
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs, require_inputs
 from bert_jax.errors import UserError
+from bert_jax.jobs.pretraining_settings import PretrainSettings
 from bert_jax.model.section import ModelSection
-from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.runs.settings import CONFIG, read_settings
 from bert_jax.section import need
 from bert_jax.tasks.family import pinned

@@ -12,7 +12,7 @@ from bert_jax.files.read import read_text
 from bert_jax.launch.gcloud import require_credentials
 from bert_jax.launch.heartbeat_reader import step_of
 from bert_jax.launch.job import RUN_JOB, JobFiles, find_job, read_job
-from bert_jax.launch.launcher import launcher_for
+from bert_jax.launch.launchers import launcher_for
 from bert_jax.launch.status import JobStatus, RunFigures, Status, read_run_status, read_status
 
 _LAST_RESTARTS = 8

@@ -4,7 +4,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import lock_at
 from bert_jax.launch.job import find_job, read_job
-from bert_jax.launch.launcher import launcher_for
+from bert_jax.launch.launchers import launcher_for
 from bert_jax.launch.retry_policy import read_state
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.verbs.watch import Say

@@ -20,7 +20,7 @@ from bert_jax.launch.bundle import software, stage, versions_line
 from bert_jax.launch.dry_run import dry_run
 from bert_jax.launch.gcloud import require_credentials, with_gcloud_settings
 from bert_jax.launch.job import Job, JobFiles, Verb, job_directory, placements
-from bert_jax.launch.launcher import launcher_for
+from bert_jax.launch.launchers import launcher_for
 from bert_jax.launch.preflight import check_bucket_name
 from bert_jax.launch.retry_policy import SupervisorState, read_state
 from bert_jax.launch.section import SubmitSection

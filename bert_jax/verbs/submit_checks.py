@@ -13,7 +13,7 @@ from bert_jax.launch import preflight
 from bert_jax.launch.dry_run import money
 from bert_jax.launch.host_paths import Upload, task_paths
 from bert_jax.launch.job import Job, JobPlacement
-from bert_jax.launch.launcher import cloud_clients
+from bert_jax.launch.launchers import cloud_clients
 from bert_jax.launch.machine_checks import check_disk, check_machines
 from bert_jax.launch.preflight import PreflightFinding
 from bert_jax.train.schedule_segments import schedule_segments

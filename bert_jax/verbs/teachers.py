@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from bert_jax.objectives.distill import DistillObjectiveSection
-from bert_jax.objectives.of_run import default_objective
+from bert_jax.jobs.objective_of_run import default_objective
+from bert_jax.jobs.pretraining_settings import PretrainSettings
 from bert_jax.objectives.registry import Registered
-from bert_jax.objectives.settings import PretrainSettings
+from bert_jax.objectives.sections import DistillObjectiveSection
 from bert_jax.runs.run_directory import Run
 from bert_jax.verbs.import_checkpoint import find_origin
 

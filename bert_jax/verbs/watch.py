@@ -7,7 +7,8 @@ from datetime import timedelta
 from bert_jax.errors import RunStopped, UserError, counted
 from bert_jax.files.lock import Lock, lock_at
 from bert_jax.launch.job import Job, JobFiles, find_job, read_job
-from bert_jax.launch.launcher import Launcher, launcher_for
+from bert_jax.launch.launcher import Launcher
+from bert_jax.launch.launchers import launcher_for
 from bert_jax.launch.retry_policy import SupervisorState
 from bert_jax.launch.supervisor import Supervisor
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from bert_jax.config import load_config
-from bert_jax.objectives.of_run import objective_of
+from bert_jax.jobs.objective_of_run import objective_of
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection

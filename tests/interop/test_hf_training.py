@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import BertForPreTraining
 
-from bert_jax.objectives.of_run import objective_of
+from bert_jax.jobs.objective_of_run import objective_of
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment

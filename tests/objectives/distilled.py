@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.objectives.masked_language_model import MaskedLanguageModel
+from bert_jax.objectives.masked_lm import MaskedLanguageModel
 from bert_jax.runs.open_checkpoints import read_checkpoints
 from bert_jax.runs.run_directory import open_run
 from bert_jax.task import Batch, FrozenModel, Metrics

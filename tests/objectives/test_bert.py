@@ -11,8 +11,8 @@ import pytest
 
 from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.model.section import Execution
-from bert_jax.objectives.masked_language_model import MLM_EPSILON, MaskedLanguageModel
-from bert_jax.objectives.plateau import PlateauWatch
+from bert_jax.objectives.masked_lm import MLM_EPSILON, MaskedLanguageModel
+from bert_jax.objectives.metrics import PlateauWatch
 from bert_jax.objectives.registry import check_pairing, make_objective, read_objective
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.model.parts import fresh_params, model_of

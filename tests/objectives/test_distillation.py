@@ -11,9 +11,10 @@ from torch.nn.functional import cross_entropy, log_softmax, softmax
 from transformers import BertForMaskedLM
 
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.objectives import distillation
-from bert_jax.objectives.distill import DistillObjectiveSection
-from bert_jax.objectives.distillation import Distillation
+from bert_jax.objectives import distill as distillation
+from bert_jax.objectives.distill import Distillation
+from bert_jax.objectives.registry import make_objective
+from bert_jax.objectives.sections import DistillObjectiveSection
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
 from bert_jax.task import Params
@@ -63,7 +64,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def task_of(pair: Pair, **settings: Any) -> Distillation:
     section = DistillObjectiveSection.model_validate({"teacher": str(pair.teacher_run), **settings})
     run = pair.ours.run
-    made = section.make(
+    made = make_objective(
+        section,
         architecture=run.architecture,
         execution=Execution(dtype="float32"),
         tokenizer=run.tokenizer,
@@ -199,7 +201,8 @@ def draw_nothing(abstract: Params) -> Params:
 
 def _student(settings: dict[str, Any], *, encoder: str = "bert", **changes: Any) -> Distillation:
     values = {"teacher": str(small_teacher()), **settings}
-    made = DistillObjectiveSection.model_validate(values).make(
+    made = make_objective(
+        DistillObjectiveSection.model_validate(values),
         architecture=small_encoder(encoder, **changes),
         execution=Execution(dtype="float32"),
         tokenizer=made_up_tokenizer(changes.get("vocab_size", 250)),

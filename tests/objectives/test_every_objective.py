@@ -19,9 +19,9 @@ from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskingSection, TokenMasker
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.encoders.registry import SECTIONS
+from bert_jax.jobs.objective_of_run import objective_of
 from bert_jax.model.section import HeadsSection
-from bert_jax.objectives import replaced_token_detection
-from bert_jax.objectives.of_run import objective_of
+from bert_jax.objectives import electra as replaced_token_detection
 from bert_jax.objectives.registry import OBJECTIVES, make_objective, read_objective
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run

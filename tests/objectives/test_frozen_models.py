@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.objectives import evaluation, masked_language_model, pretraining
+from bert_jax.jobs import pretraining, pretraining_scores
+from bert_jax.objectives import masked_lm
 from bert_jax.runs.open_checkpoints import read_checkpoints
 from bert_jax.train import frozen as module
 from bert_jax.train.frozen import FrozenParams, hash_params
@@ -39,9 +40,9 @@ def held(monkeypatch: pytest.MonkeyPatch, teacher: Path) -> list[FrozenParams]:
         found.append(module.load_frozen(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(masked_language_model, "MaskedLanguageModel", Distilled)
+    monkeypatch.setattr(masked_lm, "MaskedLanguageModel", Distilled)
     monkeypatch.setattr(Distilled, "teacher", (teacher, 8), raising=False)
-    for user in (pretraining, evaluation):
+    for user in (pretraining, pretraining_scores):
         monkeypatch.setattr(user, "load_frozen", load)
     return found
 

@@ -12,13 +12,14 @@ from sklearn.metrics import roc_auc_score
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from bert_jax.model.section import Execution
-from bert_jax.objectives import replaced_token_detection
-from bert_jax.objectives.electra import ElectraObjectiveSection, GeneratorSection
-from bert_jax.objectives.replaced_token_detection import (
+from bert_jax.objectives import electra as replaced_token_detection
+from bert_jax.objectives.electra import (
     GENERATOR_HEADS,
     ReplacedTokenDetection,
     corrupted,
 )
+from bert_jax.objectives.registry import make_objective
+from bert_jax.objectives.sections import ElectraObjectiveSection, GeneratorSection
 from bert_jax.task import DELTAS, GENERATOR
 from bert_jax.train.parameter_deltas import with_deltas
 from bert_jax.train.state import define_model, named
@@ -33,7 +34,8 @@ SMALL = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
 def electra(**settings: Any) -> ReplacedTokenDetection:
     """Returns the objective for a small model with embeddings of 48 columns."""
     values = {"generator": SMALL, **settings}
-    made = ElectraObjectiveSection.model_validate(values).make(
+    made = make_objective(
+        ElectraObjectiveSection.model_validate(values),
         architecture=small_encoder("electra").with_dropout(0.0),
         execution=Execution(dtype="float32"),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from bert_jax.cli import main
-from bert_jax.objectives import masked_language_model
+from bert_jax.objectives import masked_lm as masked_language_model
 from tests.objectives.distilled import Distilled
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from bert_jax.config import parse_config
 from bert_jax.tasks.scores import baseline_of, figures
 from bert_jax.tasks.squad.scores import figures_2_0
-from bert_jax.tasks.sweep.grid import (
+from bert_jax.tasks.sweep_grid import (
     RunResult,
     SweepPoint,
     SweepSection,

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from bert_jax.model.section import Execution
-from bert_jax.objectives.registry import OBJECTIVES
+from bert_jax.objectives.registry import OBJECTIVES, make_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
@@ -54,14 +54,11 @@ class Setting:
         variant = variant_of(self.objective)
         needed = {"teacher": str(small_teacher())} if variant.kind == "distill" else {}
         architecture = small_encoder(self.encoder, **(variant.changes | dict(self.changes)))
-        return (
-            OBJECTIVES[variant.kind]
-            .model_validate(needed | variant.settings)
-            .make(
-                architecture=architecture.with_dropout(self.dropout),
-                execution=Execution.model_validate(execution),
-                tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
-            )
+        return make_objective(
+            OBJECTIVES[variant.kind].model_validate(needed | variant.settings),
+            architecture=architecture.with_dropout(self.dropout),
+            execution=Execution.model_validate(execution),
+            tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
         )
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.loader.loader import Loader
-from bert_jax.objectives.masked_language_model import MaskedLanguageModel
+from bert_jax.objectives.masked_lm import MaskedLanguageModel
 from bert_jax.task import Batch, Metrics
 
 Poison = Callable[[np.ndarray], None]
@@ -40,7 +40,7 @@ def poison_pretraining(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> l
             whole = super().batches(first_step=first_step, **others)
             return _spoilt(whole, first_step, at, "masked_lm_weights", read)
 
-    patch.setattr("bert_jax.objectives.phases.Loader", Poisoned)
+    patch.setattr("bert_jax.jobs.phases.Loader", Poisoned)
     return read
 
 
@@ -58,7 +58,7 @@ def poison_gradient(patch: pytest.MonkeyPatch) -> None:
             # The slope of √x is infinite at 0, so the backward pass computes 0 · ∞ = NaN.
             return value + 0.0 * jnp.sqrt(value * 0.0 + jnp.where(marked, 0.0, 1.0)), metrics
 
-    patch.setattr("bert_jax.objectives.masked_language_model.MaskedLanguageModel", Poisoned)
+    patch.setattr("bert_jax.objectives.masked_lm.MaskedLanguageModel", Poisoned)
 
 
 @contextlib.contextmanager

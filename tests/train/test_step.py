@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.objectives.masked_language_model import MLM_EPSILON
+from bert_jax.objectives.masked_lm import MLM_EPSILON
 from bert_jax.optim.schedule import learning_rate
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import dropout_key

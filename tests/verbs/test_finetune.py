@@ -18,13 +18,13 @@ import bert_jax
 from bert_jax import narration
 from bert_jax.config import load_config
 from bert_jax.errors import Diverged
+from bert_jax.jobs.finetuning_setup import prepare
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.stop_signal import INTERRUPTED
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params
 from bert_jax.runs.run_directory import open_run
+from bert_jax.tasks.data_of_run import open_data
 from bert_jax.tasks.predictor import Predictor
-from bert_jax.tasks.training.evaluation import open_data
-from bert_jax.tasks.training.setup import prepare
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.verbs.finetune import finetune_settings
 from tests.project import invoke, ok, refused, refuses, says, write_config

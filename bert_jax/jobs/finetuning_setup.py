@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError, commas
+from bert_jax.jobs.remarks import remarks
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.layer_stack import default_unroll
 from bert_jax.model.section import Execution
@@ -43,7 +44,6 @@ from bert_jax.tasks.family import DataRequest, Family, hub_files
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection, FinetuneSettings
 from bert_jax.tasks.task import FinetuneTask
-from bert_jax.tasks.training.remarks import remarks
 from bert_jax.text import Tokenizer
 from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model

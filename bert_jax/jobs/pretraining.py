@@ -12,16 +12,16 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.errors import UserError, did_you_mean, one_of
+from bert_jax.jobs.epochs import describe_epochs
+from bert_jax.jobs.initial_model import INIT_FROM, find_initial, inherit
+from bert_jax.jobs.mlperf import check_mlperf, open_mlperf_log
+from bert_jax.jobs.phases import OpenedPhase, PhaseOpener
+from bert_jax.jobs.pretraining_settings import PretrainSettings
+from bert_jax.jobs.resume_rules import DataFingerprints, check_resume
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.narration import doing, narrator_of
-from bert_jax.objectives.epochs import describe_epochs
-from bert_jax.objectives.initial_model import INIT_FROM, find_initial, inherit
-from bert_jax.objectives.mlperf import check_mlperf, open_mlperf_log
-from bert_jax.objectives.phases import OpenedPhase, PhaseOpener
 from bert_jax.objectives.registry import make_objective
-from bert_jax.objectives.resume_rules import DataFingerprints, check_resume
-from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import Schedule, pretraining_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from bert_jax.jobs.objective_of_run import default_objective
+from bert_jax.jobs.pretraining_settings import PretrainSettings, TrainSection
 from bert_jax.narration import narrator_of
-from bert_jax.objectives.of_run import default_objective
-from bert_jax.objectives.settings import PretrainSettings
-from bert_jax.objectives.train_section import TrainSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.run_directory import Run, read_run_provenance
 from bert_jax.runs.setting_changes import find_changes, refuse_other_settings

@@ -27,13 +27,16 @@ from bert_jax.errors import Diverged, RunStopped, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.files.seal import refuse_changed, sealed
+from bert_jax.jobs.finetuning import FinishedRun, run_finetuning
+from bert_jax.jobs.finetuning_scores import conclude, write_csv
+from bert_jax.jobs.finetuning_setup import FREE, TrainingSetup, claim, prepare, show_data
 from bert_jax.runs.lock import hold_run
 from bert_jax.runs.open_checkpoints import load_params, write_checkpoints
 from bert_jax.runs.run_directory import claim_run, open_run
 from bert_jax.runs.setting_changes import refuse_other_settings
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSettings
-from bert_jax.tasks.sweep.grid import (
+from bert_jax.tasks.sweep_grid import (
     RunResult,
     Spread,
     SweepPoint,
@@ -43,9 +46,6 @@ from bert_jax.tasks.sweep.grid import (
     check_seeds,
     points_of,
 )
-from bert_jax.tasks.training.evaluation import conclude, write_csv
-from bert_jax.tasks.training.run import FinishedRun, run_finetuning
-from bert_jax.tasks.training.setup import FREE, TrainingSetup, claim, prepare, show_data
 from bert_jax.train.agree_with_first_process import from_first_process
 from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.loop import Outcome

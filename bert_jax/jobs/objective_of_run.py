@@ -1,13 +1,13 @@
 """The objective of a run directory."""
 
 from bert_jax.errors import UserError
+from bert_jax.jobs.pretraining_settings import TrainSection
 from bert_jax.objectives.registry import (
     Registered,
     make_objective,
     masking_of,
     read_objective,
 )
-from bert_jax.objectives.train_section import TrainSection
 from bert_jax.runs.run_directory import Run
 from bert_jax.runs.settings import CONFIG, describe
 from bert_jax.section import need

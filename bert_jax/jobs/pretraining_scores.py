@@ -9,10 +9,10 @@ from bert_jax.data.dataset.cache import CacheSection, DatasetCache
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
 from bert_jax.inference.lengths import bucket_of, buckets_up_to
+from bert_jax.jobs.objective_of_run import objective_of, objective_section
+from bert_jax.jobs.phases import open_source
+from bert_jax.jobs.pretraining_settings import PhaseSection, TrainSection
 from bert_jax.narration import doing
-from bert_jax.objectives.of_run import objective_of, objective_section
-from bert_jax.objectives.phases import open_source
-from bert_jax.objectives.train_section import PhaseSection, TrainSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection

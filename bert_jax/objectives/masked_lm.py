@@ -18,11 +18,9 @@ from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.objectives.masked_rows import masked_rows
-from bert_jax.objectives.metrics import means, summed
-from bert_jax.objectives.plateau import PlateauWatch
-from bert_jax.objectives.section import PairTask
-from bert_jax.task import Batch, FrozenModel, Metrics, Rngs, RowTransform, Sums, Watch
+from bert_jax.objectives.metrics import PlateauWatch, means, summed
+from bert_jax.objectives.sections import MaskedObjectiveSection, PairTask, masked_rows
+from bert_jax.task import Batch, FrozenModel, Metrics, Objective, Rngs, RowTransform, Sums, Watch
 from bert_jax.text.tokenizer import Tokenizer
 
 # Added to the loss's divisor, the number of masked pieces, as in google-research/bert
@@ -136,3 +134,21 @@ class MaskedLanguageModel:
         total, count = sums["mlm_loss"]
         scores["mlm_loss"] = total / (count + MLM_EPSILON)
         return {"loss": sum(scores[f"{term}_loss"] for term in terms), **scores}
+
+
+def make(
+    section: MaskedObjectiveSection,
+    *,
+    architecture: EncoderArchitecture,
+    execution: Execution,
+    tokenizer: Tokenizer,
+) -> Objective:
+    """Returns the objective of a section for a model."""
+    return MaskedLanguageModel(
+        architecture=architecture,
+        execution=execution,
+        heads=section.heads,
+        masking=section.masking,
+        tokenizer=tokenizer,
+        pair=section.pair,
+    )

@@ -10,22 +10,22 @@ from etils import epath
 from pyarrow import csv as pa_csv
 from rich.console import Console
 
-from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.files.atomic import write_whole
+from bert_jax.jobs.finetuning_report import write_report
 from bert_jax.narration import doing, narrator_of
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation
+from bert_jax.runs.evaluation import Evaluation, write_evaluation
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params
 from bert_jax.runs.run_directory import Run
+from bert_jax.tasks.data_of_run import open_data, section_of
 from bert_jax.tasks.embedding.sample import sampled_vectors
-from bert_jax.tasks.family import DataRequest, Family, Record
+from bert_jax.tasks.family import Family, Record
 from bert_jax.tasks.predictor import Predictor, score_splits
 from bert_jax.tasks.scores import Baseline, baseline_of
-from bert_jax.tasks.section import FinetuneSection, TaskSection
-from bert_jax.tasks.training.report import write_report
+from bert_jax.tasks.section import TaskSection
 from bert_jax.train.progress_display import format_scores, warn_aloud
 from bert_jax.train.state import gather_whole
 
@@ -169,59 +169,6 @@ def predict_run(
     )
     records = {name: predictor(loaded.params, split) for name, split in family.splits.items()}
     return loaded, family, records
-
-
-def section_of(run: Run) -> FinetuneSection:
-    """Returns a run's fine-tuning settings. Raises UserError if the run was not fine-tuned."""
-    if not run.is_fine_tuned:
-        raise UserError(
-            "run.not_fine_tuned",
-            "not a fine-tuned run. Set finetune.init_from to this directory and run `bert-jax "
-            "finetune` first.",
-            place=run.directory,
-        )
-    return run.section("finetune", FinetuneSection, verb="predict")
-
-
-def open_data(
-    run: Run,
-    *,
-    roles: tuple[str, ...],
-    step: int,
-    input: str | MemoryTable | None = None,
-    task: TaskSection | None = None,
-) -> Family:
-    """Opens splits of a fine-tuned run's task, with the model's labels.
-
-    See `DataRequest` for `roles` and `input`. A tuned threshold comes from the dev evaluation of
-    the checkpoint at `step`. `task` overrides the run's section. Raises UserError if a file is
-    missing or malformed, or if the task needs a threshold and there is no such evaluation.
-    """
-    section = section_of(run)
-    task = task or section.task
-    tuned: Mapping[str, float] = {}
-    if "dev" not in roles:  # dev tunes its own threshold
-        evaluation = read_evaluation(run, step=step)
-        if evaluation is not None:
-            tuned = evaluation.scores
-        elif getattr(task, "tunes_threshold", False):
-            raise UserError(
-                "squad.no_threshold",
-                f"task.null_threshold is not tuned: found no dev evaluation of step {step}. Run "
-                f"`bert-jax evaluate {run.directory} --checkpoint {step}` first.",
-                place=run.directory,
-            )
-    request = DataRequest(run.tokenizer, section.max_length, section.split_seed, roles, input)
-    with doing("reading and encoding the task's files"):
-        heads = run.heads
-        return task.open(
-            request._replace(
-                labels=heads.labels,
-                tuned=tuned,
-                embedding=heads.embedding,
-                split_punctuation=heads.split_punctuation,
-            )
-        )
 
 
 def write_records(path: epath.Path, records: Sequence[Record]) -> None:

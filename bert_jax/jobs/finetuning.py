@@ -9,14 +9,14 @@ import jax
 from etils import epath
 from rich.console import Console
 
+from bert_jax.jobs.finetuning_scores import conclude
+from bert_jax.jobs.finetuning_setup import TrainingSetup, origin_params
 from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.evaluation import Evaluation
 from bert_jax.runs.open_checkpoints import write_checkpoints
 from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.predictor import Predictor, score_splits
-from bert_jax.tasks.training.evaluation import conclude
-from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.frozen import load_frozen
 from bert_jax.train.loop import Outcome, train

@@ -20,12 +20,11 @@ from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.data.loader.mask_share import MaskShare, measure_masks
 from bert_jax.data.rows.masking_transform import StaticMaskTransform
 from bert_jax.errors import UserError, all_of
+from bert_jax.jobs.epochs import PhaseEpochs
+from bert_jax.jobs.pretraining_settings import PhaseSection, PretrainSettings
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.objectives.epochs import PhaseEpochs
 from bert_jax.objectives.registry import check_pairing
-from bert_jax.objectives.section import ObjectiveSection
-from bert_jax.objectives.settings import PretrainSettings
-from bert_jax.objectives.train_section import PhaseSection
+from bert_jax.objectives.sections import ObjectiveSection
 from bert_jax.parallel.mesh import process_share
 from bert_jax.section import under
 from bert_jax.task import Objective, RowTransform

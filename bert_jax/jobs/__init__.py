@@ -1,0 +1,1 @@
+"""Sets up and runs jobs: pretraining, fine-tuning, and their scores."""

@@ -1,0 +1,284 @@
+"""The settings of objectives. Needs no JAX."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+import pydantic
+
+from bert_jax.data.dataset.provenance import PairingKind
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.data.rows.masking_transform import MaskingTransform
+from bert_jax.errors import UserError
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import HeadsSection
+from bert_jax.section import ModelPathText, Section, as_tuple
+from bert_jax.task import RowTransform
+from bert_jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    pass
+
+
+PairTask = Literal["nsp", "sop"]
+WITHOUT_PAIRS: Final[tuple[PairingKind, ...]] = ("full_sentences", "doc_sentences")
+
+
+class ObjectiveSection(Section):
+    """The settings of an objective, and the facts about it that need no JAX.
+
+    Attributes:
+        kind: name of the objective.
+    """
+
+    loss: ClassVar[str] = "masked_lm"
+    """The module of the loss. Its function `make` returns the objective of a section."""
+    heads: ClassVar[HeadsSection]
+    """The heads that the objective trains. The model of a run has only these heads."""
+    pairings: ClassVar[tuple[PairingKind, ...]]
+    """The allowed pairing kinds of datasets."""
+    has_second_model: ClassVar[bool] = False
+    """Whether the objective needs a model beside the run's. All phases then have this objective."""
+
+    if TYPE_CHECKING:  # a subclass has one kind
+        kind: Any
+    else:
+        kind: str
+
+    @property
+    def evaluated_pairings(self) -> tuple[PairingKind, ...]:
+        """The allowed pairing kinds of datasets in an evaluation."""
+        return self.pairings
+
+    def check_sizes(self, architecture: EncoderArchitecture) -> None:
+        """Raises UserError if the model's sizes do not fit the objective. Needs no JAX."""
+        del architecture
+
+
+class MaskedObjectiveSection(ObjectiveSection):
+    """A masked language model with an optional pair task. Any loss works with any masking.
+
+    Attributes:
+        masking: masking of training rows.
+    """
+
+    pair: ClassVar[PairTask | None] = None
+
+    masking: MaskingSection = MaskingSection()
+
+    @property
+    def evaluated_pairings(self) -> tuple[PairingKind, ...]:
+        """The allowed pairing kinds of datasets in an evaluation: those without pairs too."""
+        return tuple(dict.fromkeys((*self.pairings, *WITHOUT_PAIRS)))
+
+
+def masked_rows(
+    tokenizer: Tokenizer,
+    masking: MaskingSection,
+    *,
+    seq_length: int,
+    max_predictions: int | None,
+    max_examples: int,
+    pairs: bool,
+) -> RowTransform:
+    """Returns the transform to masked rows, see `Objective.features`.
+
+    If `max_predictions` is None, `masking` computes it. `pairs` is whether the rows have the arrays
+    of a pair task.
+    """
+    if max_predictions is not None:
+        masking = masking.model_copy(update={"max_predictions": max_predictions})
+    return MaskingTransform.from_tokenizer(
+        tokenizer, seq_length=seq_length, masking=masking, max_examples=max_examples, pairs=pairs
+    )
+
+
+class BertObjectiveSection(MaskedObjectiveSection):
+    """Masked language model and next sentence prediction (arXiv 1810.04805, section 3.1)."""
+
+    heads = HeadsSection()
+    pairings = ("nsp",)
+    pair = "nsp"
+
+    kind: Literal["bert"] = "bert"
+
+
+class RobertaObjectiveSection(MaskedObjectiveSection):
+    """Masked language model alone (arXiv 1907.11692, section 4.2)."""
+
+    heads = HeadsSection(pooler=False, next_sentence=False)
+    pairings = WITHOUT_PAIRS
+
+    kind: Literal["roberta"] = "roberta"
+
+
+class SopObjectiveSection(MaskedObjectiveSection):
+    """Masked language model and sentence order prediction (arXiv 1909.11942, section 3.1).
+
+    ``objective: {kind: sop, masking: {unit: ngram}}`` is the objective of ALBERT.
+    """
+
+    heads = HeadsSection()
+    pairings = ("sop",)
+    pair = "sop"
+
+    kind: Literal["sop"] = "sop"
+
+
+class CausalObjectiveSection(ObjectiveSection):
+    """Every token predicts the next token of its example, with left-to-right attention.
+
+    The prediction reads the MLM head. With BERT, this is "LTR & No NSP" of arXiv 1810.04805,
+    section 5.1.
+    """
+
+    loss = "causal"
+
+    heads = HeadsSection(pooler=False, next_sentence=False, causal=True)
+    pairings = WITHOUT_PAIRS
+
+    kind: Literal["causal"] = "causal"
+
+
+EmbeddingSharing: TypeAlias = Literal["shared", "gradient_disentangled", "none"]
+
+# pydantic's strict mode refuses lists for tuples behind the validator of `objective`.
+_Tables: TypeAlias = Annotated[
+    tuple[Literal["word", "position", "type"], ...],
+    pydantic.Field(min_length=1),
+    pydantic.BeforeValidator(as_tuple),
+]
+
+LEAST_WIDTH: Final = 8
+"""Lowest hidden size of a generator. LayerNorm leaves nothing of a single number."""
+
+ELECTRA_MASKING: Final = MaskingSection(replace_with_mask=0.85, replace_with_random=0.0)
+
+
+class GeneratorSection(Section):
+    """The sizes of the generator, a smaller encoder of the same kind with an MLM head.
+
+    The default of a size is `size` times the model's, as in google-research/electra.
+    """
+
+    size: float = pydantic.Field(default=0.25, gt=0, le=1)
+    """Ratio of the generator's hidden size, heads and FFN to the model's. The authors use 1/4 for
+    small and large, and 1/3 for base (arXiv 2003.10555, table 6)."""
+    num_hidden_layers: int | None = pydantic.Field(default=None, ge=1, le=1000)
+    """Number of layers. Default: as many as the model has."""
+    hidden_size: int | None = pydantic.Field(default=None, ge=1, le=1 << 16)
+    """Width of hidden states."""
+    num_attention_heads: int | None = pydantic.Field(default=None, ge=1, le=1 << 10)
+    """Number of attention heads per layer. It must divide `hidden_size`."""
+    intermediate_size: int | None = pydantic.Field(default=None, ge=1, le=1 << 18)
+    """Width of the hidden layer of the FFN."""
+
+    def architecture(self, model: EncoderArchitecture) -> EncoderArchitecture:
+        """Returns the generator's architecture. Its embeddings are as wide as the model's.
+
+        Raises UserError if it is too narrow, or the heads do not divide the hidden size.
+        """
+        sizes = {
+            name: getattr(self, name) or max(1, round(self.size * getattr(model, name)))
+            for name in ("hidden_size", "num_attention_heads", "intermediate_size")
+        }
+        depth = self.num_hidden_layers or model.num_hidden_layers
+        if (width := sizes["hidden_size"]) < LEAST_WIDTH:
+            least = math.ceil(1000 * LEAST_WIDTH / model.hidden_size) / 1000
+            by_ratio = self.hidden_size is None
+            raise UserError(
+                "electra.generator_width",
+                f"found {self.size if by_ratio else width}, which makes a generator of hidden "
+                f"size {width}. Use at least {least if by_ratio else LEAST_WIDTH}, for a hidden "
+                f"size of {LEAST_WIDTH}.",
+                place=f"objective.generator.{'size' if by_ratio else 'hidden_size'}",
+            )
+        if sizes["hidden_size"] % sizes["num_attention_heads"]:
+            raise UserError(
+                "electra.generator_heads",
+                f"found {sizes['num_attention_heads']}, which does not divide the generator's "
+                f"hidden size {sizes['hidden_size']}",
+                place="objective.generator.num_attention_heads",
+            )
+        width = model.embedding_width
+        return model.with_changes({**sizes, "num_hidden_layers": depth, "embedding_size": width})
+
+
+class ElectraObjectiveSection(ObjectiveSection):
+    """Replaced token detection (arXiv 2003.10555).
+
+    A generator predicts masked tokens. Tokens that are drawn from its predictions replace the
+    masked ones, and the model tells for every token whether it was replaced. The model is exported
+    and fine-tuned; the generator is only in the checkpoints of pretraining.
+    """
+
+    loss = "electra"
+
+    heads = HeadsSection(pooler=False, mlm=False, next_sentence=False, replaced_tokens=True)
+    pairings = (*WITHOUT_PAIRS, "nsp", "sop")
+    has_second_model = True
+
+    kind: Literal["electra"] = "electra"
+    masking: MaskingSection = ELECTRA_MASKING
+    """Masking of the generator's rows. By default, 85% of the predicted tokens become [MASK] and
+    the others stay, as in google-research/electra."""
+    generator: GeneratorSection = GeneratorSection()
+    """The sizes of the generator."""
+    embedding_sharing: EmbeddingSharing = "shared"
+    """How the model gets the embeddings of `shared_embeddings`. `shared`: from tables that both
+    losses train. `gradient_disentangled`: tables that only the generator's loss trains, plus deltas
+    from zero that only the model's loss trains (DeBERTaV3, arXiv 2111.09543, section 3.3). `none`:
+    from tables of its own."""
+    shared_embeddings: _Tables = ("word", "position", "type")
+    """The embeddings that generator and model share, see `embedding_sharing`."""
+    weight: float = pydantic.Field(default=50.0, ge=0)
+    """Weight of the loss of the model; the weight of the generator's loss is 1."""
+
+    def check_sizes(self, architecture: EncoderArchitecture) -> None:
+        """Raises UserError if the generator's sizes are wrong."""
+        self.generator.architecture(architecture)
+
+
+# pydantic's strict mode refuses lists for tuples behind the validator of `objective`.
+_Layers: TypeAlias = Annotated[
+    Literal["every_kth"] | tuple[int, ...],
+    pydantic.BeforeValidator(lambda found: tuple(found) if isinstance(found, list) else found),
+]
+
+
+class DistillObjectiveSection(ObjectiveSection):
+    """Distillation of a masked language model (arXiv 1910.01108).
+
+    ``objective: {kind: distill, teacher: runs/bert}``
+
+    The default weights and temperature are from DistilBERT's training script. The teacher must
+    have the student's tokenizer and an MLM head; it may be any encoder.
+    """
+
+    loss = "distill"
+
+    heads = HeadsSection(pooler=False, next_sentence=False)
+    pairings = (*WITHOUT_PAIRS, "nsp", "sop")
+    has_second_model = True
+
+    kind: Literal["distill"] = "distill"
+    masking: MaskingSection = MaskingSection()
+    """Masking of training rows."""
+    teacher: ModelPathText
+    """A run directory, a Hugging Face or google-research/bert directory, or a hub model such as
+    `google-bert/bert-base-uncased` (append `@REVISION` to pin it). Its parameters do not change."""
+    initial_layers: _Layers | None = "every_kth"
+    """The teacher's layers from which the student's layers start: numbers from 0, or `every_kth`
+    (0, 2, 4, … for half as many layers). The student also starts from the teacher's embeddings and
+    MLM head. null: random initialization. `--init-from` replaces this setting."""
+    temperature: float = pydantic.Field(default=2.0, gt=0)
+    """Temperature of both softmaxes in the soft-target loss."""
+    soft_weight: float = pydantic.Field(default=5.0, ge=0)
+    """Weight of the soft-target loss: temperature² times the Kullback-Leibler divergence of the
+    student's predictions from the teacher's, averaged over masked tokens."""
+    mlm_weight: float = pydantic.Field(default=2.0, ge=0)
+    """Weight of the MLM loss."""
+    cosine_weight: float = pydantic.Field(default=1.0, ge=0)
+    """Weight of 1 − the cosine of the last hidden states, averaged over tokens. If it is above 0,
+    student and teacher must have the same hidden size."""

@@ -1,1 +1,0 @@
-"""Sweeps over seeds, learning rates and numbers of epochs, as one job."""

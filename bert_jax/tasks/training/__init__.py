@@ -1,1 +1,0 @@
-"""One fine-tuning run: setup, training, evaluation and report."""
