@@ -27,7 +27,6 @@ from benchmarks.hf_finetune import TABLES, Peer, Settings, read
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.config import parse_config
 from bert_jax.data.rows.collate import count_tokens
-from bert_jax.jobs.finetuning_setup import origin_params, prepare
 from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.tasks.batches import WEIGHTS
@@ -37,6 +36,7 @@ from bert_jax.train.state import abstract_state, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
 from bert_jax.verbs.finetune import finetune_settings
 from bert_jax.verbs.import_checkpoint import import_checkpoint
+from bert_jax.workflows.finetuning_setup import origin_params, prepare
 
 PACKAGES = ("jax", "flax", "optax", "torch", "transformers")
 

@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from bert_jax.errors import PeerLost, RunStopped, UserError
     from bert_jax.feature_extraction.extractor import TextFeatures
     from bert_jax.inference.fill_mask import Candidate, Filled
-    from bert_jax.jobs.pretraining_settings import MlperfSection, PhaseSection, TrainSection
     from bert_jax.launch.section import LimitsSection, SubmitSection
     from bert_jax.loaded_model import LoadedModel, load
     from bert_jax.model.architecture import EncoderArchitecture
@@ -133,6 +132,7 @@ if TYPE_CHECKING:
     from bert_jax.verbs.submit import submit
     from bert_jax.verbs.vocab import vocab
     from bert_jax.verbs.watch import watch
+    from bert_jax.workflows.pretraining_settings import MlperfSection, PhaseSection, TrainSection
 
 # The verbs.
 __all__ = ["demo", "doctor", "evaluate", "examples", "export", "features", "fill_mask", "finetune"]

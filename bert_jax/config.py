@@ -14,7 +14,6 @@ from bert_jax.errors import SettingError, UserError, counted, did_you_mean
 from bert_jax.files.read import MAX_DEPTH, no_such_file, shown
 from bert_jax.files.remote import is_remote
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
-from bert_jax.jobs.pretraining_settings import TrainSection
 from bert_jax.launch.section import SubmitSection
 from bert_jax.objectives.registry import DEFAULT, AnyObjectiveSection, masking_of
 from bert_jax.optim.sections import OptimizerSection
@@ -24,6 +23,7 @@ from bert_jax.pipelines.vocabulary.train import VocabSection
 from bert_jax.section import PathText, Section, refuse_ignored
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.validation import InvalidValue, validate
+from bert_jax.workflows.pretraining_settings import TrainSection
 
 _CONFIGS: Final = "bert_jax.configs"
 _SUFFIX: Final = ".yaml"

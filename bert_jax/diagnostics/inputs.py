@@ -16,7 +16,6 @@ from bert_jax.files.hub import is_dataset_file, library
 from bert_jax.files.read import read_json_object, require_file
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.sources import CONFIGS, is_checkpoint, is_hub_name
-from bert_jax.jobs.pretraining_settings import PhaseSection, TrainSection
 from bert_jax.model.section import ModelSection
 from bert_jax.objectives.registry import Registered, check_architecture, check_pairing
 from bert_jax.objectives.sections import DistillObjectiveSection
@@ -42,6 +41,7 @@ from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.special_rows import MASKS
 from bert_jax.text.vocabulary import split_at_masks
 from bert_jax.train.schedule_segments import schedule_segments
+from bert_jax.workflows.pretraining_settings import PhaseSection, TrainSection
 
 Check = tuple[str, Callable[[], str]]  # subject; function that returns a text or raises UserError
 

@@ -10,10 +10,10 @@ from bert_jax.data.loader.mask_share import measure_masks
 from bert_jax.diagnostics.findings import Finding, ok, warn
 from bert_jax.errors import UserError
 from bert_jax.files.remote import is_remote
-from bert_jax.jobs.pretraining_settings import TrainSection
 from bert_jax.objectives.registry import Registered, masking_of
 from bert_jax.objectives.sections import masked_rows
 from bert_jax.text import load_tokenizer
+from bert_jax.workflows.pretraining_settings import TrainSection
 
 
 def check_masks(

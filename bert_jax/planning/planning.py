@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Self
 
 from bert_jax.errors import UserError
-from bert_jax.jobs.epochs import count_epochs, describe_epochs
 from bert_jax.model.section import Remat
 from bert_jax.parallel.section import mesh_shape
 from bert_jax.parallel.topology import TpuTopology, parse_topology
@@ -20,6 +19,7 @@ from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import PhasePlan, Plan
 from bert_jax.planning.request import CompileRequest, StepKind, installed_versions
 from bert_jax.train.schedule_segments import schedule_segments
+from bert_jax.workflows.epochs import count_epochs, describe_epochs
 
 # Largest error of estimated cycles. `base` on v5e:4x4 is off by 2.5%; see docs/planning.md.
 _CYCLES_OFF: Final = "10%"

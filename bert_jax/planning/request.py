@@ -11,11 +11,11 @@ import pydantic
 from bert_jax.encoders.registry import AnyModelSection
 from bert_jax.errors import UserError
 from bert_jax.files.host_lock import host_lock
-from bert_jax.jobs.pretraining_settings import TrainSection
 from bert_jax.objectives.registry import AnyObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.section import Section
+from bert_jax.workflows.pretraining_settings import TrainSection
 
 StepKind = Literal["train", "evaluation"]
 

@@ -18,7 +18,6 @@ from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.files.atomic import write_errors
 from bert_jax.inference.fill_mask import Filled
-from bert_jax.jobs.phases import VALIDATION
 from bert_jax.narration import doing, narrator_of, speaking
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.runs.evaluation import Evaluation
@@ -28,6 +27,7 @@ from bert_jax.verbs.examples import examples
 from bert_jax.verbs.fill_mask import fill_mask
 from bert_jax.verbs.pretrain import pretrain
 from bert_jax.verbs.vocab import vocab
+from bert_jax.workflows.phases import VALIDATION
 
 SENTENCES: Final = (
     "the function returns a [MASK] .",

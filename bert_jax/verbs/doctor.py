@@ -77,7 +77,7 @@ def config_findings(config: RunConfig, *, init_from: str | None = None) -> Itera
         yield finding
     from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs
     from bert_jax.diagnostics.masks import check_masks
-    from bert_jax.jobs.epochs import count_epochs, describe_epochs
+    from bert_jax.workflows.epochs import count_epochs, describe_epochs
 
     if init_from is not None:
         yield checked("--init-from", lambda: _check_initial(own, init_from))
@@ -140,9 +140,9 @@ def _with_network(config: RunConfig, init_from: str) -> RunConfig:
 def _check_initial(config: RunConfig, init_from: str) -> str:
     """Describes the model to start from. Raises UserError as `pretrain` does if it does not fit."""
     from bert_jax.diagnostics.inputs import check_origin
-    from bert_jax.jobs.initial_model import inherit, require_tokenizer
     from bert_jax.runs.run_directory import is_run, open_run
     from bert_jax.text import load_tokenizer
+    from bert_jax.workflows.initial_model import inherit, require_tokenizer
 
     found = check_origin(init_from)
     if is_run(init_from):
@@ -194,11 +194,11 @@ def _check_step_memory(config: RunConfig) -> Iterator[Finding]:
 
     Skips distillation, whose teacher may not be on this machine yet.
     """
-    from bert_jax.jobs.pretraining_settings import LESS_MEMORY
     from bert_jax.parallel.memory import describe_bytes, device_memory
     from bert_jax.parallel.mesh import make_mesh
     from bert_jax.planning.memory import estimate_memory
     from bert_jax.verbs.plan import train_step
+    from bert_jax.workflows.pretraining_settings import LESS_MEMORY
 
     if config.finetune is not None or config.train is None or config.objective.kind == "distill":
         return

@@ -8,8 +8,6 @@ from rich.table import Table
 
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import check_batch_size
-from bert_jax.jobs.finetuning_scores import evaluate_task
-from bert_jax.jobs.pretraining_scores import evaluate_objective
 from bert_jax.narration import narrator_of
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.evaluation import Evaluation, own_split, write_evaluation
@@ -17,6 +15,8 @@ from bert_jax.runs.run_directory import open_run
 from bert_jax.train.progress_display import format_scores
 from bert_jax.verbs.same_command import join_same_command
 from bert_jax.verbs.teachers import with_teacher_of_run
+from bert_jax.workflows.finetuning_scores import evaluate_task
+from bert_jax.workflows.pretraining_scores import evaluate_objective
 
 
 def evaluate(

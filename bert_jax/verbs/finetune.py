@@ -9,9 +9,6 @@ from rich.console import Console
 from bert_jax.config import AnyConfig, RunConfig, as_config
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError, commas, one_of
-from bert_jax.jobs.finetuning import run_finetuning
-from bert_jax.jobs.finetuning_setup import claim, prepare, show_data
-from bert_jax.jobs.sweep import SWEEP, plan, sweep
 from bert_jax.narration import speaking
 from bert_jax.parallel.memory import advising
 from bert_jax.runs.lock import hold_run
@@ -26,6 +23,9 @@ from bert_jax.tasks.tokens.sentence_rows import LABELS
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.run_settings import finetune_settings
 from bert_jax.verbs.same_command import join_same_command
+from bert_jax.workflows.finetuning import run_finetuning
+from bert_jax.workflows.finetuning_setup import claim, prepare, show_data
+from bert_jax.workflows.sweep import SWEEP, plan, sweep
 
 TABLES: Final = ("train", "dev", "test")
 
@@ -50,7 +50,7 @@ def finetune(
         data: tables in memory that replace the task's files, by key: "train", "dev", "test". They
             are written to ``<run_dir>/data/``, so that the run can resume without this argument.
         seeds: number of seeds to run and compare. Default: the setting `finetune.sweep`. The run
-            directory of a sweep contains its best run; see `bert_jax.jobs.sweep`.
+            directory of a sweep contains its best run; see `bert_jax.workflows.sweep`.
         allow_data_change: whether a resumed run may use changed data. If the data changed, the run
             prints the change and the position at which it continues.
         started: start of the run for its time account, in seconds since 1970. Default: the time of

@@ -25,12 +25,12 @@ from bert_jax.diagnostics.findings import Level
 from bert_jax.diagnostics.host_facts import Answer
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.jobs.pretraining_settings import TrainSection
 from bert_jax.narration import doing
 from bert_jax.section import need
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.sections import BadStepsSection, CheckpointSection
 from bert_jax.version import __version__
+from bert_jax.workflows.pretraining_settings import TrainSection
 
 _MOST_STEPS: Final = 100
 _PARTS: Final = ("attention", "norm", "loss", "ffn")

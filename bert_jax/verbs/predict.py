@@ -14,7 +14,6 @@ from bert_jax.data.row_errors import OnError
 from bert_jax.errors import UserError, commas, counted
 from bert_jax.files.atomic import output_exists, require_other_file
 from bert_jax.inference.bucketed import check_batch_size
-from bert_jax.jobs.finetuning_scores import predict_run, write_csv, write_records
 from bert_jax.model.section import HeadsSection
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
@@ -31,6 +30,7 @@ from bert_jax.tasks.table import TableSection
 from bert_jax.train.progress_display import format_scores
 from bert_jax.verbs.finetune import TABLES, no_table
 from bert_jax.verbs.same_command import join_same_command
+from bert_jax.workflows.finetuning_scores import predict_run, write_csv, write_records
 
 SUFFIXES: Final = (".jsonl", ".csv")
 

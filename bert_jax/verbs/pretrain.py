@@ -6,8 +6,6 @@ from typing import Any
 from rich.console import Console
 
 from bert_jax.config import AnyConfig, as_config
-from bert_jax.jobs.pretraining import run_pretraining
-from bert_jax.jobs.pretraining_settings import LESS_MEMORY, PretrainSettings
 from bert_jax.narration import speaking
 from bert_jax.parallel.memory import advising
 from bert_jax.train.loop import Outcome
@@ -15,6 +13,8 @@ from bert_jax.verbs.import_checkpoint import find_origin
 from bert_jax.verbs.run_settings import pretrain_settings
 from bert_jax.verbs.same_command import join_same_command
 from bert_jax.verbs.teachers import with_teacher_of_settings
+from bert_jax.workflows.pretraining import run_pretraining
+from bert_jax.workflows.pretraining_settings import LESS_MEMORY, PretrainSettings
 
 
 def pretrain(
@@ -29,7 +29,7 @@ def pretrain(
     """Pretrains as configured; resumes from the run's last checkpoint if there is one.
 
     A resumed run keeps the settings of its finished steps. Settings of later steps may change; see
-    `bert_jax.jobs.resume_rules`.
+    `bert_jax.workflows.resume_rules`.
 
     Args:
         config: a configuration, a dict of its settings or its file, with `run_dir`, `tokenizer`,

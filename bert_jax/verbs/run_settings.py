@@ -10,13 +10,13 @@ from bert_jax.data.cores import available_cores
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs, require_inputs
 from bert_jax.errors import UserError
-from bert_jax.jobs.pretraining_settings import PretrainSettings
 from bert_jax.model.section import ModelSection
 from bert_jax.runs.settings import CONFIG, read_settings
 from bert_jax.section import need
 from bert_jax.tasks.family import pinned
 from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.verbs import starting_jax
+from bert_jax.workflows.pretraining_settings import PretrainSettings
 
 # Limits of the loader's worker processes on a machine.
 _FEW_WORKERS: Final = 16

@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from bert_jax.jobs.objective_of_run import default_objective
-from bert_jax.jobs.pretraining_settings import PretrainSettings
 from bert_jax.objectives.registry import Registered
 from bert_jax.objectives.sections import DistillObjectiveSection
 from bert_jax.runs.run_directory import Run
 from bert_jax.verbs.import_checkpoint import find_origin
+from bert_jax.workflows.objective_of_run import default_objective
+from bert_jax.workflows.pretraining_settings import PretrainSettings
 
 
 def with_local_teacher(objective: Registered) -> Registered:

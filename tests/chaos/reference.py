@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from bert_jax.config import load_config
-from bert_jax.jobs.objective_of_run import objective_of
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -17,6 +16,7 @@ from bert_jax.runs.open_checkpoints import open_checkpoints
 from bert_jax.runs.run_directory import open_run
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.state import TrainState, abstract_state, define_model
+from bert_jax.workflows.objective_of_run import objective_of
 
 # Kinds of metrics that contain times, which differ between runs.
 TIMES = ("speed", "goodput")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import BertForPreTraining
 
-from bert_jax.jobs.objective_of_run import objective_of
+from bert_jax.workflows.objective_of_run import objective_of
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,

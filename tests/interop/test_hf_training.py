@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import BertForPreTraining
 
-from bert_jax.jobs.objective_of_run import objective_of
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
@@ -24,6 +23,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model
 from bert_jax.train.step import StepLimits, StepSpec
+from bert_jax.workflows.objective_of_run import objective_of
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,

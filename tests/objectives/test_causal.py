@@ -16,7 +16,6 @@ import yaml
 from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rows.unmasked_transform import UnmaskedTransform
 from bert_jax.encoders.build import encoder_builder
-from bert_jax.jobs.objective_of_run import objective_of
 from bert_jax.model import cross_entropy
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.sections import CausalObjectiveSection
@@ -24,6 +23,7 @@ from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.task import logits
 from bert_jax.train.state import define_model
+from bert_jax.workflows.objective_of_run import objective_of
 from tests.interop.hf_checkpoints import (
     bind,
     hf_config,

@@ -7,8 +7,8 @@ import pytest
 
 from bert_jax.config import parse_config
 from bert_jax.data.dataset.provenance import read_provenance
-from bert_jax.jobs.epochs import MOST, count_epochs, describe_epochs
 from bert_jax.verbs.plan import plan
+from bert_jax.workflows.epochs import MOST, count_epochs, describe_epochs
 from tests.planning.plans import FakeCompiler, values
 from tests.project import ok, one_phase, project_config, write_config
 

@@ -19,7 +19,6 @@ from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskingSection, TokenMasker
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.encoders.registry import SECTIONS
-from bert_jax.jobs.objective_of_run import objective_of
 from bert_jax.model.section import HeadsSection
 from bert_jax.objectives import electra as replaced_token_detection
 from bert_jax.objectives.registry import OBJECTIVES, make_objective, read_objective
@@ -28,6 +27,7 @@ from bert_jax.runs.run_directory import open_run
 from bert_jax.task import DELTAS
 from bert_jax.text import SpecialIds
 from bert_jax.train.state import define_model
+from bert_jax.workflows.objective_of_run import objective_of
 from tests.model.parts import fresh_params, model_of
 from tests.objectives.runs import assert_equal_params, config_of, resumed, variant_of
 from tests.objectives.teachers import frozen_params

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.jobs import pretraining, pretraining_scores
 from bert_jax.objectives import masked_lm
 from bert_jax.runs.open_checkpoints import read_checkpoints
 from bert_jax.train import frozen as module
 from bert_jax.train.frozen import FrozenParams, hash_params
 from bert_jax.train.state import define_model, draw_params, named, trained_params
+from bert_jax.workflows import pretraining, pretraining_scores
 from tests.objectives.distilled import Distilled
 from tests.objectives.runs import assert_equal_params, config_of, params_of, resumed
 from tests.project import ok, refused, says

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bert_jax.cli import main
-from bert_jax.jobs import finetuning_scores as evaluation
-from bert_jax.jobs import sweep as sweep_run
+from bert_jax.workflows import finetuning_scores as evaluation
+from bert_jax.workflows import sweep as sweep_run
 
 _SECONDS = 1.0
 

@@ -40,7 +40,7 @@ def poison_pretraining(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> l
             whole = super().batches(first_step=first_step, **others)
             return _spoilt(whole, first_step, at, "masked_lm_weights", read)
 
-    patch.setattr("bert_jax.jobs.phases.Loader", Poisoned)
+    patch.setattr("bert_jax.workflows.phases.Loader", Poisoned)
     return read
 
 

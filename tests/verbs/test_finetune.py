@@ -18,7 +18,6 @@ import bert_jax
 from bert_jax import narration
 from bert_jax.config import load_config
 from bert_jax.errors import Diverged
-from bert_jax.jobs.finetuning_setup import prepare
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.stop_signal import INTERRUPTED
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params
@@ -27,6 +26,7 @@ from bert_jax.tasks.data_of_run import open_data
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.verbs.finetune import finetune_settings
+from bert_jax.workflows.finetuning_setup import prepare
 from tests.project import invoke, ok, refused, refuses, says, write_config
 from tests.tasks.runs import tiny_config, write_table
 

@@ -17,8 +17,6 @@ from rich.console import Console
 from bert_jax.config import RunConfig, parse_config
 from bert_jax.errors import Diverged, RunStopped
 from bert_jax.files.lock import LocalLock
-from bert_jax.jobs import sweep as sweep_verb
-from bert_jax.jobs.finetuning import FinishedRun, run_finetuning
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.predictor import Predictor
@@ -26,6 +24,8 @@ from bert_jax.train.loop import Outcome
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune, finetune_settings
+from bert_jax.workflows import sweep as sweep_verb
+from bert_jax.workflows.finetuning import FinishedRun, run_finetuning
 from tests.project import Refusal, invoke, ok, refused, refuses, says, write_config
 from tests.tasks.runs import tiny_config
 

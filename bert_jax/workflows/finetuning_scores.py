@@ -12,7 +12,6 @@ from rich.console import Console
 
 from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.files.atomic import write_whole
-from bert_jax.jobs.finetuning_report import write_report
 from bert_jax.narration import doing, narrator_of
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
@@ -28,6 +27,7 @@ from bert_jax.tasks.scores import Baseline, baseline_of
 from bert_jax.tasks.section import TaskSection
 from bert_jax.train.progress_display import format_scores, warn_aloud
 from bert_jax.train.state import gather_whole
+from bert_jax.workflows.finetuning_report import write_report
 
 ROLES: Final = ("dev", "test")
 PREDICTIONS: Final = "predictions"

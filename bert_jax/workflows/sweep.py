@@ -27,9 +27,6 @@ from bert_jax.errors import Diverged, RunStopped, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.files.seal import refuse_changed, sealed
-from bert_jax.jobs.finetuning import FinishedRun, run_finetuning
-from bert_jax.jobs.finetuning_scores import conclude, write_csv
-from bert_jax.jobs.finetuning_setup import FREE, TrainingSetup, claim, prepare, show_data
 from bert_jax.runs.lock import hold_run
 from bert_jax.runs.open_checkpoints import load_params, write_checkpoints
 from bert_jax.runs.run_directory import claim_run, open_run
@@ -51,6 +48,9 @@ from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.loop import Outcome
 from bert_jax.train.metrics_writer import copy_metrics
 from bert_jax.train.progress_display import format_scores
+from bert_jax.workflows.finetuning import FinishedRun, run_finetuning
+from bert_jax.workflows.finetuning_scores import conclude, write_csv
+from bert_jax.workflows.finetuning_setup import FREE, TrainingSetup, claim, prepare, show_data
 
 SWEEP: Final = "sweep.json"
 TABLE: Final = "sweep.csv"

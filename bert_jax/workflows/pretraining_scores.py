@@ -9,9 +9,6 @@ from bert_jax.data.dataset.cache import CacheSection, DatasetCache
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
 from bert_jax.inference.lengths import bucket_of, buckets_up_to
-from bert_jax.jobs.objective_of_run import objective_of, objective_section
-from bert_jax.jobs.phases import open_source
-from bert_jax.jobs.pretraining_settings import PhaseSection, TrainSection
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
@@ -23,6 +20,9 @@ from bert_jax.runs.run_directory import Run
 from bert_jax.task import TRAINING_PARTS, Task
 from bert_jax.train.frozen import FrozenParams, check_frozen, load_frozen
 from bert_jax.train.state import ModelDefinition, define_model
+from bert_jax.workflows.objective_of_run import objective_of, objective_section
+from bert_jax.workflows.phases import open_source
+from bert_jax.workflows.pretraining_settings import PhaseSection, TrainSection
 
 BATCH_SIZE: Final = 32  # rows per batch of imported runs, which have no train section
 

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError, commas
-from bert_jax.jobs.remarks import remarks
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.layer_stack import default_unroll
 from bert_jax.model.section import Execution
@@ -48,6 +47,7 @@ from bert_jax.text import Tokenizer
 from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model
 from bert_jax.train.trackers import require_trackers
+from bert_jax.workflows.remarks import remarks
 
 # Settings that may change when a run or a sweep resumes. They change results only after bad steps.
 FREE: Final = (

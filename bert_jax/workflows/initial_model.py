@@ -10,12 +10,12 @@ from typing import Final
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.jobs.pretraining_settings import PretrainSettings
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import ModelSection
 from bert_jax.runs.open_checkpoints import read_checkpoints, run_of_checkpoint
 from bert_jax.runs.run_directory import CONFIG, TOKENIZER, Run, open_run, read_run_provenance
 from bert_jax.text import Tokenizer
+from bert_jax.workflows.pretraining_settings import PretrainSettings
 
 INIT_FROM: Final = "--init-from"
 

@@ -12,12 +12,6 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.errors import UserError, did_you_mean, one_of
-from bert_jax.jobs.epochs import describe_epochs
-from bert_jax.jobs.initial_model import INIT_FROM, find_initial, inherit
-from bert_jax.jobs.mlperf import check_mlperf, open_mlperf_log
-from bert_jax.jobs.phases import OpenedPhase, PhaseOpener
-from bert_jax.jobs.pretraining_settings import PretrainSettings
-from bert_jax.jobs.resume_rules import DataFingerprints, check_resume
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.narration import doing, narrator_of
@@ -41,6 +35,12 @@ from bert_jax.train.sections import StopAtSection
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
 from bert_jax.train.state import DrawParams, abstract_params, define_model
 from bert_jax.train.trackers import require_trackers
+from bert_jax.workflows.epochs import describe_epochs
+from bert_jax.workflows.initial_model import INIT_FROM, find_initial, inherit
+from bert_jax.workflows.mlperf import check_mlperf, open_mlperf_log
+from bert_jax.workflows.phases import OpenedPhase, PhaseOpener
+from bert_jax.workflows.pretraining_settings import PretrainSettings
+from bert_jax.workflows.resume_rules import DataFingerprints, check_resume
 
 
 def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:

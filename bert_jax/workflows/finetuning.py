@@ -9,8 +9,6 @@ import jax
 from etils import epath
 from rich.console import Console
 
-from bert_jax.jobs.finetuning_scores import conclude
-from bert_jax.jobs.finetuning_setup import TrainingSetup, origin_params
 from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.evaluation import Evaluation
@@ -23,6 +21,8 @@ from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.spec import CheckpointSelection, Intervals, Phase, TrainSpec
 from bert_jax.train.step import StepSpec
+from bert_jax.workflows.finetuning_scores import conclude
+from bert_jax.workflows.finetuning_setup import TrainingSetup, origin_params
 
 LOGGED: Final = 10  # least number of training losses of a run in the report, if it has the steps
 

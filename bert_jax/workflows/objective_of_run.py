@@ -1,7 +1,6 @@
 """The objective of a run directory."""
 
 from bert_jax.errors import UserError
-from bert_jax.jobs.pretraining_settings import TrainSection
 from bert_jax.objectives.registry import (
     Registered,
     make_objective,
@@ -13,6 +12,7 @@ from bert_jax.runs.settings import CONFIG, describe
 from bert_jax.section import need
 from bert_jax.task import Objective
 from bert_jax.user_function import only_trusted
+from bert_jax.workflows.pretraining_settings import TrainSection
 
 
 def objective_section(run: Run, *, phase: int = -1, verb: str = "evaluate") -> Registered:

@@ -12,7 +12,7 @@ from bert_jax.data.loader.packing import PackingPlan
 from bert_jax.data.loader.row_order import LengthIndex
 from bert_jax.errors import UserError, counted
 from bert_jax.files.remote import is_remote
-from bert_jax.jobs.pretraining_settings import PhaseSection, TrainSection
+from bert_jax.workflows.pretraining_settings import PhaseSection, TrainSection
 
 MOST: Final = 40  # passes over the text in BERT's pretraining (arXiv 1810.04805, appendix A.2)
 _TRAIN: Final = "train"

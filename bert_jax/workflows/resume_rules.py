@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from bert_jax.jobs.objective_of_run import default_objective
-from bert_jax.jobs.pretraining_settings import PretrainSettings, TrainSection
 from bert_jax.narration import narrator_of
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.run_directory import Run, read_run_provenance
@@ -29,6 +27,8 @@ from bert_jax.runs.setting_changes import find_changes, refuse_other_settings
 from bert_jax.train.checkpoint_manifest import IMPORTED
 from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.progress import TrainProgress
+from bert_jax.workflows.objective_of_run import default_objective
+from bert_jax.workflows.pretraining_settings import PretrainSettings, TrainSection
 
 
 class DataFingerprints(NamedTuple):

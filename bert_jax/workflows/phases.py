@@ -20,8 +20,6 @@ from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.data.loader.mask_share import MaskShare, measure_masks
 from bert_jax.data.rows.masking_transform import StaticMaskTransform
 from bert_jax.errors import UserError, all_of
-from bert_jax.jobs.epochs import PhaseEpochs
-from bert_jax.jobs.pretraining_settings import PhaseSection, PretrainSettings
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.objectives.registry import check_pairing
 from bert_jax.objectives.sections import ObjectiveSection
@@ -34,6 +32,8 @@ from bert_jax.train.evaluations import Evaluator
 from bert_jax.train.spec import Phase
 from bert_jax.train.state import ModelDefinition, define_model
 from bert_jax.train.step import StepSpec
+from bert_jax.workflows.epochs import PhaseEpochs
+from bert_jax.workflows.pretraining_settings import PhaseSection, PretrainSettings
 
 TRAIN: Final = "train"
 VALIDATION: Final = "validation"

@@ -1,1 +1,0 @@
-"""Sets up and runs jobs: pretraining, fine-tuning, and their scores."""

@@ -1,0 +1,1 @@
+"""Sets up and runs pretraining, fine-tuning, and their scores."""
