@@ -16,7 +16,9 @@ from transformers import BertForPreTraining, BertModel
 import bert_jax
 from bert_jax.cli.commands import cli
 from bert_jax.config import read_packaged
+from bert_jax.encoders.registry import SECTIONS, encoder_module
 from bert_jax.files.yaml_file import parse_yaml
+from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from tests.interop.hf_checkpoints import hf_config, hf_model, save
@@ -24,6 +26,8 @@ from tests.project import ROOT
 
 # Matches a code block: language, file name and content.
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -109,7 +113,8 @@ def test_every_step_of_the_page_on_search_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = sorted(set(re.findall(r"\w+", _page("howto/search.md").lower())))
+    example = "Search your support tickets"
+    words = sorted(set(re.findall(r"\w+", _section("embeddings.md", example).lower())))
     vocabulary = [*SPECIAL_PIECES, *words, ",", "."]
     config = hf_config(vocab_size=len(vocabulary), num_hidden_layers=1, max_position_embeddings=64)
     model = hf_model(BertModel, config)
@@ -117,7 +122,7 @@ def test_every_step_of_the_page_on_search_works(
     model.embeddings.position_embeddings.weight.data *= 0.1
     save(model, Path("start"))
     Path("start/vocab.txt").write_text("\n".join(vocabulary))
-    assert _follow("howto/search.md") == ["python", "python"]
+    assert _follow("embeddings.md", example) == ["python", "python"]
     found = capsys.readouterr().out.splitlines()[-3:]
     assert all("cannot log in" in line for line in found), found
     assert Path("index.npy").is_file()
@@ -139,8 +144,8 @@ def test_the_recipe_for_a_linear_classifier_works(
         for text in itertools.product(of_label.split(), repeat=3)
     ]
     Path("reviews.csv").write_text("\n".join(["text,label", *rows]))
-    (recipe,) = (text for kind, _, text in _FENCE.findall(_page("features.md")) if kind == "python")
-    exec(compile(recipe, "features.md", "exec"), {})
+    ((_, _, recipe),) = _FENCE.findall(_section("embeddings.md", "Do the vectors know the labels?"))
+    exec(compile(recipe, "embeddings.md", "exec"), {})
     accuracy, f1, frequent = capsys.readouterr().out.splitlines()[-3:]
     assert frequent.endswith(" 50.0%")
     for line in (accuracy, f1):
@@ -153,10 +158,16 @@ def _page(name: str) -> str:
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
-def _follow(page: str) -> list[str]:
-    """Writes the files of a page and runs its commands; returns the verbs."""
+def _section(page: str, heading: str) -> str:
+    """Returns a section of a page, to the next heading of its level."""
+    return _page(page).split(f"\n## {heading}\n")[1].partition("\n## ")[0]
+
+
+def _follow(page: str, heading: str | None = None) -> list[str]:
+    """Writes the files of a page or a section and runs its commands; returns the verbs."""
     done: list[str] = []
-    for language, name, content in _FENCE.findall(_page(page)):
+    text = _page(page) if heading is None else _section(page, heading)
+    for language, name, content in _FENCE.findall(text):
         content = _shortened(content)
         if name:
             Path(name).write_text(content, encoding="utf-8")
@@ -208,15 +219,68 @@ def _run(line: str) -> str:
 
 
 def test_every_package_name_on_a_page_exists() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     found = {
         name: page.name
-        for page in pages
+        for page in PAGES
         for name in re.findall(r"\bbert_jax(?:\.[A-Za-z_]\w*)+", page.read_text(encoding="utf-8"))
     }
     assert len(found) > 10
     missing = {name: page for name, page in found.items() if not _is_there(name)}
     assert missing == {}
+
+
+def test_every_source_file_on_a_page_exists() -> None:
+    folders = "bert_jax|pipelines|benchmarks|tests|configs|tpu_setup|docs|constraints"
+    missing = {
+        path: page.name
+        for page in PAGES
+        # Capitals are placeholders: `bert_jax/encoders/KIND/`.
+        for path in re.findall(
+            rf"`((?:{folders})/[a-z0-9_./-]+)`", page.read_text(encoding="utf-8")
+        )
+        if not (ROOT / path).exists()
+    }
+    assert missing == {}
+
+
+def test_the_tour_names_what_is_there() -> None:
+    stops = re.findall(r"^\d+\. `(.*)\.py`, `(.*)`\.", _page("tour.md"), re.MULTILINE)
+    assert len(stops) == 10
+    assert [stop for stop in stops if not _is_there(".".join(stop).replace("/", "."))] == []
+
+
+def test_the_tables_of_encoders_are_those_of_the_registries() -> None:
+    objectives, exports = _tables(_page("support.md"), first="`model.kind`")
+    allowed = {
+        kind: {
+            name: objective.heads.of_pretraining <= section.pretraining_heads().of_pretraining
+            for name, objective in OBJECTIVES.items()
+        }
+        for kind, section in SECTIONS.items()
+    }
+    assert {
+        kind: {re.findall(r"\w+", name)[0]: bool(cell) for name, cell in row.items()}
+        for kind, row in objectives.items()
+    } == allowed
+    causal = {
+        kind: any(
+            each.causal for each in encoder_module(kind, "hugging_face").FORMAT.classes.values()
+        )
+        for kind in SECTIONS
+    }
+    column = "Hugging Face, in and out"
+    assert {kind: "`causal` too" in row[column] for kind, row in exports.items()} == causal
+
+
+def _tables(page: str, *, first: str) -> list[dict[str, dict[str, str]]]:
+    """Returns the tables of a page whose first column has this name: cells by row and column."""
+    tables = []
+    for lines in re.findall(rf"^\| {re.escape(first)} (?:.*\n(?=\|))*.*\n", page, re.MULTILINE):
+        (_, *columns), _, *rows = (
+            [cell.strip() for cell in line[1:-1].split("|")] for line in lines.splitlines()
+        )
+        tables.append({row[0].strip("`"): dict(zip(columns, row[1:], strict=True)) for row in rows})
+    return tables
 
 
 def _is_there(name: str) -> bool:
