@@ -1,7 +1,7 @@
 """Errors that are shown to a user as one line, and helpers for their messages."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self
 
 UNCAUGHT: Final = 70
@@ -181,3 +181,18 @@ def counted(number: int, noun: str) -> str:
 def first_line(error: BaseException) -> str:
     """Returns the first line of a library's error."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+_KINDS: Final = {kind.__name__: kind for kind in (UserError, RunStopped, PeerLost)}
+
+
+def error_to_json(error: KeyedError) -> dict[str, Any]:
+    """Returns an error as plain JSON."""
+    kind = next(name for name, kind in _KINDS.items() if isinstance(error, kind))
+    return {"kind": kind, "key": error.key, "message": error.message, "place": error.place}
+
+
+def error_from_json(found: Mapping[str, Any]) -> KeyedError:
+    """Returns the error that `error_to_json` encoded. A subclass becomes its base class."""
+    kind = _KINDS[found["kind"]]
+    return kind(found["key"], found["message"], place=found["place"])

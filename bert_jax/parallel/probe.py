@@ -9,8 +9,7 @@ import subprocess
 import sys
 from typing import Final
 
-from bert_jax.errors import UserError
-from bert_jax.parallel.error_json import error_from_json, error_to_json
+from bert_jax.errors import UserError, error_from_json, error_to_json
 from bert_jax.parallel.section import MeshSection, Platform, no_device
 
 _REFUSED: Final = 2

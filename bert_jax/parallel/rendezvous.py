@@ -15,9 +15,16 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from bert_jax.errors import KeyedError, PeerLost, UserError, commas, first_line
+from bert_jax.errors import (
+    KeyedError,
+    PeerLost,
+    UserError,
+    commas,
+    error_from_json,
+    error_to_json,
+    first_line,
+)
 from bert_jax.parallel.channel import Member
-from bert_jax.parallel.error_json import error_from_json, error_to_json
 from bert_jax.parallel.same_settings import Difference, Flat, difference_error, first_difference
 
 _RETRY_SECONDS: Final = 0.2

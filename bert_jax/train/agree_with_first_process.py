@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import RunStopped, UserError, error_from_json, error_to_json
 from bert_jax.files.atomic import refusal_of
 from bert_jax.parallel.channel import current_channel
-from bert_jax.parallel.error_json import error_from_json, error_to_json
 
 
 def from_first_process(find_out: Callable[[], Any]) -> Any:

@@ -23,7 +23,6 @@ from bert_jax.train.checkpoint_manifest import (
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
 from bert_jax.train.checkpoint_retention import CheckpointDirectory
 from bert_jax.train.frozen import hash_params
-from bert_jax.train.parameter_deltas import abstract_deltas, with_deltas
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState
 
@@ -258,3 +257,34 @@ def _is_imported(items: Mapping[str, Any]) -> bool:
 def _optimizer_item(state: TrainState) -> dict[str, Any]:
     """Returns the item "optimizer": the state without the parameters."""
     return {"step": state.step, "rng": state.rng, "state": state.opt_state}
+
+
+def abstract_deltas(deltas: Mapping[str, Any], abstract: Params) -> Params:
+    """Returns the abstract parameters at the paths of `deltas`, whose leaves are not read."""
+    return {
+        name: abstract_deltas(below, abstract[name])
+        if isinstance(below, Mapping)
+        else abstract[name]
+        for name, below in deltas.items()
+    }
+
+
+def with_deltas(params: Params) -> Params:
+    """Returns the parameters with their `DELTAS` added, and without this part.
+
+    ``{"word": w, "norm": n, "deltas": {"word": d}} -> {"word": w + d, "norm": n}``
+
+    Every process must call it.
+    """
+    if DELTAS not in params:
+        return params
+    deltas = params[DELTAS]
+    return _added({part: below for part, below in params.items() if part != DELTAS}, deltas)
+
+
+def _added(params: Params, deltas: Params) -> Params:
+    sums = {
+        name: _added(params[name], below) if isinstance(below, dict) else params[name] + below
+        for name, below in deltas.items()
+    }
+    return params | sums

@@ -1,10 +1,12 @@
 """`bert-jax vocab --extend`: a checkpoint and text → a run whose vocabulary has new words."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 
 from bert_jax.config import RunConfig
@@ -22,10 +24,10 @@ from bert_jax.pipelines.vocabulary.extend import (
     require_extendable,
 )
 from bert_jax.pipelines.vocabulary.train import VocabSection, sample_text
-from bert_jax.runs.grown_vocabulary import grow_vocabulary
 from bert_jax.runs.lock import hold_output
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params, write_checkpoints
 from bert_jax.runs.run_directory import Run, names_of_import, open_run, write_run
+from bert_jax.task import Params
 from bert_jax.text import Tokenizer
 from bert_jax.verbs.import_checkpoint import find_origin
 
@@ -107,3 +109,38 @@ def _write(
     to_device(params)
     with write_checkpoints(root) as checkpointer:
         checkpointer.save_params(params, step=loaded.step)
+
+
+def grow_vocabulary(
+    params: Params,
+    axes: dict[str, Any],
+    *,
+    pieces: int,
+    origins: Sequence[Sequence[int]],
+    padded_size: int,
+) -> Params:
+    """Returns parameters with rows for new pieces, as NumPy arrays.
+
+    Changes every parameter with the logical axis ``vocab``: the embedding and the bias of the MLM
+    head. The row of a new piece is the mean of the rows of the pieces that spelled it so far. All
+    other rows stay bit for bit.
+
+    Args:
+        params: float32 arrays in nested dicts.
+        axes: logical axes of each parameter, nested like `params`.
+        pieces: number of pieces so far. The new pieces have the following ids.
+        origins: ids of the earlier pieces of each new piece.
+        padded_size: rows of the grown parameters. Rows without a piece are zero if they are new.
+    """
+
+    def grow(value: Any, names: Sequence[str | None]) -> Any:
+        if "vocab" not in names:
+            return value
+        rows = np.moveaxis(np.asarray(value), names.index("vocab"), 0)
+        grown = np.zeros((max(padded_size, len(rows)), *rows.shape[1:]), rows.dtype)
+        grown[: len(rows)] = rows
+        for number, ids in enumerate(origins, start=pieces):
+            grown[number] = rows[list(ids)].mean(axis=0)
+        return np.ascontiguousarray(np.moveaxis(grown, 0, names.index("vocab")))
+
+    return jax.tree.map(grow, params, axes, is_leaf=lambda node: not isinstance(node, dict))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
-from bert_jax.errors import UserError, commas
+from bert_jax.errors import UserError, commas, counted
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.layer_stack import default_unroll
 from bert_jax.model.section import Execution
@@ -47,7 +47,6 @@ from bert_jax.text import Tokenizer
 from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model
 from bert_jax.train.trackers import require_trackers
-from bert_jax.workflows.remarks import remarks
 
 # Settings that may change when a run or a sweep resumes. They change results only after bad steps.
 FREE: Final = (
@@ -346,3 +345,40 @@ def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition
         frozen = frozen_parameters(section.optimizer, model.axes, groups=model.groups, depth=depth)
     names = flatten_dict(frozen, sep="/").items()
     return dataclasses.replace(task, frozen=frozenset(name for name, held in names if held))
+
+
+_MANY_EPOCHS: Final = 40  # more passes over the data than in BERT's pretraining
+
+
+def remarks(section: FinetuneSection, family: Family) -> Iterator[str]:
+    """Yields a line for each setting that has no effect, or an effect that nobody wants."""
+    train, task = family.splits["train"], section.task
+    rows = len(train.lengths)
+    if section.batch_size > rows:
+        yield (
+            f"finetune.batch_size: {section.batch_size} is more than the {rows:,} training rows: "
+            "each step has all rows, and an epoch is one step"
+        )
+    if section.epochs > _MANY_EPOCHS:
+        yield (
+            f"finetune.epochs: {section.epochs:,} passes over {counted(rows, 'training row')}, "
+            "usual are 2 to 10. The model will remember the rows instead of learning from them"
+        )
+    evaluations = section.epochs * section.evaluations_per_epoch
+    if section.patience is not None and section.patience >= evaluations:
+        yield (
+            f"finetune.patience: {section.patience} has no effect, because the run has "
+            f"{counted(evaluations, 'evaluation')}"
+        )
+    if getattr(task, "dev", None) is not None:
+        of_split = {"finetune.split_seed": section, "finetune.task.dev_fraction": task}
+        for name, owner in of_split.items():
+            field = type(owner).model_fields.get(name.rpartition(".")[2])
+            if field is not None and getattr(owner, name.rpartition(".")[2]) != field.default:
+                yield f"{name}: has no effect, because finetune.task.dev is set"
+    for name in family.dev:
+        if family.splits[name].fingerprint == train.fingerprint:
+            yield (
+                f"{name}: the same rows as in the training set. Its scores show what the model "
+                "remembers. Use other rows"
+            )

@@ -21,13 +21,13 @@ from bert_jax.pipelines.sources.sources import Source, cut_sources
 from bert_jax.pipelines.tally import TALLY, Tally, is_made, total
 from bert_jax.pipelines.tokenised.documents import (
     TokenisedDocuments,
+    is_validation,
     key_order,
     load_high_keys,
     save_array,
     split_keys,
     starts_of,
 )
-from bert_jax.pipelines.tokenised.validation_split import is_validation
 from bert_jax.pipelines.workspace import DatasetBuild, UnusableText
 from bert_jax.text import Tokenizer, load_tokenizer
 

@@ -17,6 +17,7 @@ from typing import BinaryIO, Final, cast
 import numpy as np
 from etils import epath
 
+from bert_jax.data.rng import digest128
 from bert_jax.files.remote import is_remote
 
 # One file with its own header, because reading the headers of four NumPy files takes longer than
@@ -205,3 +206,8 @@ def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 def _ranges(array: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     pieces = (array[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True))
     return np.concatenate([array[:0], *pieces])
+
+
+def is_validation(identity: str, *, fraction: float) -> bool:
+    """Returns whether a document is in the validation split. This depends on its id alone."""
+    return digest128(0, "validation", identity) < fraction * 2**128

@@ -21,7 +21,7 @@ from bert_jax.objectives.electra import (
 from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.sections import ElectraObjectiveSection, GeneratorSection
 from bert_jax.task import DELTAS, GENERATOR
-from bert_jax.train.parameter_deltas import with_deltas
+from bert_jax.train.checkpointer import with_deltas
 from bert_jax.train.state import define_model, named
 from tests.interop.hf_checkpoints import under_their_names
 from tests.model.parts import fresh_params, model_of

@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.errors import Diverged, KeyedError, NoCredentials, PeerLost, RunStopped, UserError
-from bert_jax.parallel.error_json import error_from_json, error_to_json
+from bert_jax.errors import (
+    Diverged,
+    KeyedError,
+    NoCredentials,
+    PeerLost,
+    RunStopped,
+    UserError,
+    error_from_json,
+    error_to_json,
+)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from bert_jax.pipelines.sources.files import (
     read_part,
 )
 from bert_jax.pipelines.sources.sources import iter_text
-from bert_jax.pipelines.tokenised.validation_split import is_validation
+from bert_jax.pipelines.tokenised.documents import is_validation
 from tests.project import refuses
 
 

@@ -8,7 +8,7 @@ from bert_jax.tasks.squad.answers import (
     find_answers,
     find_candidates,
 )
-from bert_jax.tasks.squad.windows import ContextWindows
+from bert_jax.tasks.squad.offsets import ContextWindows
 from tests.tasks import reference_squad
 
 FIRST = 4  # [CLS] two pieces of a question [SEP]

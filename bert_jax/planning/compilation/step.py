@@ -24,8 +24,7 @@ import jax
 import pydantic
 from jax.sharding import Mesh
 
-from bert_jax.errors import UserError
-from bert_jax.parallel.error_json import error_to_json
+from bert_jax.errors import UserError, error_to_json
 from bert_jax.parallel.memory import memory_refused
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.topology import TpuTopology, parse_topology

@@ -16,8 +16,8 @@ from bert_jax.tasks.embedding import losses
 from bert_jax.tasks.embedding.section import EmbeddingLossSection
 from bert_jax.tasks.embedding.tuples import SCORE, TEXTS
 from bert_jax.tasks.task import FinetuneTask, logits
-from bert_jax.train.gradient_accumulation import cut
 from bert_jax.train.state import define_model
+from bert_jax.train.step import cut
 
 _LARGEST_SCALE = 100.0  # limit of a learned 1/temperature, as in CLIP (arXiv 2103.00020)
 

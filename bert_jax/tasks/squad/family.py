@@ -34,10 +34,9 @@ from bert_jax.tasks.squad.answers import (
     to_record,
 )
 from bert_jax.tasks.squad.file import SquadFile, SquadQuestion, find_answer, read_squad
-from bert_jax.tasks.squad.offsets import OffsetEncoder
+from bert_jax.tasks.squad.offsets import ContextWindows, OffsetEncoder
 from bert_jax.tasks.squad.question_rows import SUFFIXES, read_question_rows
 from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0, tune
-from bert_jax.tasks.squad.windows import ContextWindows
 from bert_jax.text.tokenizer import Tokenizer
 
 TUNED_THRESHOLD = "null_threshold"  # key of the threshold in the dev scores
