@@ -41,11 +41,21 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         timeout=300,
     )
     assert built.returncode == 0, built.stderr
-    settings = (tmp_path / "site" / "reference" / "settings.html").read_text(encoding="utf-8")
-    assert "train.phases.batch_size" in settings
-    assert "bert_jax.verbs.pretrain.pretrain" in (
-        tmp_path / "site" / "reference" / "python.html"
-    ).read_text(encoding="utf-8")
+    reference = tmp_path / "site" / "reference"
+    pages = [page.read_text(encoding="utf-8") for page in (reference / "settings").glob("*.html")]
+    keys = [key for page in pages for key in re.findall(r"<td><code>([a-z_.]+)</code></td>", page)]
+    assert keys.count("train.phases.batch_size") == 1
+    assert "train.phases.objective.kind" not in keys  # described on the page of `objective`
+    anchors = [found for page in pages for found in re.findall(r'<h2 id="([^"]+)"', page)]
+    assert sorted(anchors) == sorted(set(anchors))
+    headings = re.findall(
+        r'<h2 id="[^"]*"[^>]*>\s*(?:<code>)?([\w.]+)',
+        (reference / "python.html").read_text(encoding="utf-8"),
+    )
+    assert {f"bert_jax.{name}" for name in ("pretrain", "demo", "load")} <= set(headings)
+    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())
+    boosts = {entry["location"]: entry["boost"] for entry in index["docs"]}
+    assert boosts["planning.html"] > boosts["reference/python.html"]
 
 
 def test_every_step_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

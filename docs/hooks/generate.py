@@ -8,9 +8,10 @@ import re
 import sys
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import griffe
@@ -18,6 +19,7 @@ import pydantic
 import pydantic_core
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 import bert_jax
 from bert_jax.cli.commands import cli
@@ -30,10 +32,22 @@ _ADR = Path(__file__).parent.parent / "adr"
 _NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
 
+# Pages that the search lists after the guides.
+_INTERNAL = re.compile(r"reference/(?!settings|commands)|results/|architecture|glossary|tour")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Adds the pages of settings to the navigation."""
+    reference = next(part["Reference"] for part in config.nav or () if "Reference" in part)
+    pages = [{name: f"reference/settings/{name}.md"} for name in _by_page()]
+    reference.insert(0, {"Settings": [{"All sections": "reference/settings/index.md"}, *pages]})
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages."""
     pages = {
-        "settings": "".join(_settings()),
+        "settings/index": "".join(_all_settings()),
+        **{f"settings/{name}": "".join(_settings(name)) for name in _by_page()},
         "commands": "".join(_commands()),
         "python": _python(),
         "decisions": _decisions(),
@@ -46,6 +60,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Ranks guides before internal pages in the search."""
+    boost = 0.5 if _INTERNAL.match(page.file.src_uri) else 2
+    page.meta.setdefault("search", {"boost": boost})
+    return markdown
+
+
 def _notebook(path: Path) -> str:
     """Returns a notebook as a page, with a link to the notebook."""
     parts: list[str] = []
@@ -56,32 +77,94 @@ def _notebook(path: Path) -> str:
     return "\n\n".join(parts)
 
 
-def _settings() -> Iterator[str]:
+class _Place(NamedTuple):
+    """Where a section is described. A section with several keys is described at the first."""
+
+    key: str  # "train.phases"
+    kind: str  # the only encoder, objective or task that has it, or ""
+
+    @property
+    def page(self) -> str:
+        return self.key.partition(".")[0]
+
+    @property
+    def anchor(self) -> str:
+        return f"{self.key}.{self.kind}" if self.kind else self.key
+
+    @property
+    def title(self) -> str:
+        return f"`{self.key}`" + (f" (`{self.kind}`)" if self.kind else "")
+
+
+@functools.cache
+def _places() -> dict[type[Section], _Place]:
+    found: dict[type[Section], list[_Place]] = {}
+
+    def visit(section: type[Section], key: str, kind: str) -> None:
+        for name, field in section.model_fields.items():
+            nested = list(_sections(field.annotation))
+            for each in nested:
+                of = _kind(each) if len(nested) > 1 else kind
+                found.setdefault(each, []).append(_Place(f"{key}{name}", of))
+                visit(each, f"{key}{name}.", of)
+
+    visit(RunConfig, "", "")
+    places = {
+        section: first
+        if len({place.kind for place in (first, *more)}) == 1
+        else _Place(first.key, "")
+        for section, (first, *more) in found.items()
+    }
+    for place, number in Counter(places.values()).items():
+        if number > 1:
+            _log.warning("%s: %d sections have this heading", place.title, number)
+    return places
+
+
+def _by_page() -> dict[str, list[type[Section]]]:
+    """Returns the sections of each page of settings, in order."""
+    pages: dict[str, list[type[Section]]] = {}
+    for section, place in _places().items():
+        pages.setdefault(place.page, []).append(section)
+    return pages
+
+
+def _all_settings() -> Iterator[str]:
     yield (
         "# Settings\n\nEvery key of a configuration, with its default. `bert-jax VERB run.yaml "
         "KEY=VALUE` sets one on the command line. A verb reads only its own sections. "
         "**required** marks a key without default.\n"
     )
-    yield from _section(RunConfig, key="", title="The top level")
+    yield from _table(RunConfig, key="")
 
 
-def _section(section: type[Section], *, key: str, title: str) -> Iterator[str]:
+def _settings(page: str) -> Iterator[str]:
+    yield f"# Settings of `{page}`\n"
+    for section in _by_page()[page]:
+        place = _places()[section]
+        own = inspect.cleandoc(section.__doc__ or "")  # `getdoc` would inherit one
+        summary = _cell(own.split("\nAttributes:")[0], lines=True)
+        yield f"\n## {place.title} {{ #{place.anchor} }}\n\n{summary}\n"
+        yield from _table(section, key=f"{place.key}.")
+
+
+def _table(section: type[Section], *, key: str) -> Iterator[str]:
     meanings = _meanings(section)
-    summary = _cell((inspect.getdoc(section) or "").split("\nAttributes:")[0], lines=True)
-    yield f"\n## {title}\n\n{summary}\n\n| Key | Type | Default | |\n|---|---|---|---|\n"
-    below: list[tuple[type[Section], str, str]] = []
+    yield "\n| Key | Type | Default | |\n|---|---|---|---|\n"
     for name, field in section.model_fields.items():
         if not (meaning := meanings.get(name, "")):
             _log.warning("%s.%s has no description", section.__name__, name)
-        sections = list(_sections(field.annotation))
-        for nested in sections:
-            path = f"{key}{name}"
-            kind = nested.model_fields.get("kind")
-            several = f": {kind.default}" if kind is not None and len(sections) > 1 else ""
-            below.append((nested, f"{path}.", f"`{path}`{several}"))
         yield f"| `{key}{name}` | {_type(field)} | {_default(field)} | {_cell(meaning)} |\n"
-    for nested, path, heading in below:
-        yield from _section(nested, key=path, title=heading)
+
+
+def _kind(section: type[Section]) -> str:
+    return section.model_fields["kind"].default if "kind" in section.model_fields else ""
+
+
+def _link(section: type[Section], *, alone: bool) -> str:
+    place = _places()[section]
+    text = "section" if alone else f"`{_kind(section)}`"
+    return f"[{text}]({place.page}.md#{place.anchor})"
 
 
 def _meanings(section: type[Section]) -> dict[str, str]:
@@ -136,17 +219,24 @@ def _spell(annotation: Any) -> str:
     if origin is typing.Annotated:
         return _spell(arguments[0])
     if origin in (typing.Union, types.UnionType):
-        kinds = [kind for kind in arguments if kind is not type(None)]
-        if all(isinstance(kind, type) and issubclass(kind, Section) for kind in kinds):
-            return "section, or null" if len(kinds) < len(arguments) else "section"
-        return " or ".join(map(_spell, kinds)) + ("" if kinds == [*arguments] else ", or null")
+        sections = list(_sections(annotation))
+        links = ", ".join(_link(each, alone=len(sections) == 1) for each in sections)
+        others = [_spell(kind) for kind in arguments if not list(_sections(kind))]
+        null = ", or null" if type(None) in arguments else ""
+        return " or ".join(filter(None, [links, *others])) + null
     if origin in (tuple, list):
         return f"list of {_spell(arguments[0])}"
     if origin is dict:
         return "mapping"
     if isinstance(annotation, type) and issubclass(annotation, Section):
-        return "section"
-    names = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+        return _link(annotation, alone=True)
+    names = {
+        type(None): "",
+        str: "text",
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+    }
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
@@ -189,8 +279,11 @@ def _python() -> str:
     ]
     functions = [thing for thing in shown if not inspect.isclass(thing)]
     classes = [thing for thing in shown if inspect.isclass(thing)]
-    names = [f"{thing.__module__}.{thing.__qualname__}" for thing in (*functions, *classes)]
-    return "# Python\n\n" + "".join(f"::: {name}\n\n" for name in names)
+    return "# Python\n\n" + "".join(
+        f"::: {thing.__module__}.{thing.__qualname__}\n"
+        f"    options: {{heading: bert_jax.{thing.__name__}, toc_label: {thing.__name__}}}\n\n"
+        for thing in (*functions, *classes)
+    )
 
 
 def _decisions() -> str:
