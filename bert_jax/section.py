@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_args
 
 import pydantic
 
@@ -138,10 +138,26 @@ def need(value: T | None, key: str, verb: str) -> T:
 
 @contextlib.contextmanager
 def under(key: str, section: type[Section]) -> Iterator[None]:
-    """Adds a section's key to the place of an error: ``input`` → ``examples.input``."""
+    """Adds a section's key to the place of an error: ``task.text`` → ``finetune.task.text``."""
     try:
         yield
     except UserError as error:
-        if error.place.partition(":")[0] in section.model_fields:
+        if _is_setting(error.place.partition(":")[0], section):
             raise error.with_place(f"{key}.{error.place}") from error
         raise
+
+
+def _is_setting(name: str, section: type[pydantic.BaseModel]) -> bool:
+    """Returns whether a dotted key is a setting; ``input.txt`` is a file."""
+    first, _, rest = name.partition(".")
+    if first not in section.model_fields:
+        return False
+    below = sections_of(section.model_fields[first].annotation)
+    return not rest or any(_is_setting(rest, each) for each in below)
+
+
+def sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
+    """Returns the sections in the type of a field: one, or the members of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return [annotation]
+    return [section for part in get_args(annotation) for section in sections_of(part)]

@@ -12,7 +12,7 @@ from etils import epath
 from bert_jax.arguments import invalid_characters
 from bert_jax.errors import SettingError, UserError, commas, did_you_mean
 from bert_jax.files.read import MAX_DEPTH, read_json_object, shown
-from bert_jax.section import Section
+from bert_jax.section import Section, sections_of
 
 S = TypeVar("S", bound=Section)
 
@@ -137,6 +137,8 @@ def _first_mistake(
         names = list(dict.fromkeys(name for each in sections for name in each.model_fields))
         nearest = find_setting(str(location[-1]), sections, first=values if at_top else ())
         near = f'; did you mean "{nearest}"?' if nearest else did_you_mean(str(location[-1]), names)
+        if not at_top and not above and location[-1] in root.model_fields:
+            near = f"; {location[-1]} is a setting of the top level"
         if kinds := _kinds_with(str(location[-1]), union):
             alias = _ALIASES.get(str(location[-1]))
             near = f"; a setting of kind {' and '.join(kinds)}"
@@ -205,13 +207,6 @@ def _walk(
 def _kinds_with(name: str, union: Sections) -> list[str]:
     """Returns the kinds of a union's sections that have a setting."""
     return [each.model_fields[KIND].default for each in union if name in each.model_fields]
-
-
-def sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
-    """Returns the sections in the type of a field: one, or the members of a union."""
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return [annotation]
-    return [section for part in get_args(annotation) for section in sections_of(part)]
 
 
 def find_setting(name: str, sections: Sections, *, first: Collection[str]) -> str | None:

@@ -229,6 +229,8 @@ class ExamplesSection(SourcesSection, PairingSection):
     def _nothing_ignored(self) -> Self:
         if self.engine != "beam":
             refuse_ignored(self, "beam", allowed="engine beam")
+        if self.layout != "prose":
+            refuse_ignored(self, "language", allowed="layout prose")
         return self
 
     @pydantic.field_validator("language")

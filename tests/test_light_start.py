@@ -108,7 +108,7 @@ def test_simple_mistakes_are_reported_before_loading_jax(tmp_path: Path) -> None
         ("optimizer.warmup_steps", "optimizer.warmup"),
         ("nowhere", "run.missing"),
         ("none.csv", "file.missing"),
-        ("task.text", "table.column_unknown"),
+        ("finetune.task.text", "table.column_unknown"),
         ("finetune.max_length", "finetune.max_length"),
         ("finetune.max_length", "finetune.max_length"),
         ("train.phases.0.seq_length", "dataset.example_too_long"),
@@ -163,7 +163,7 @@ def test_training_loads_no_data_libraries_or_pytorch(
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
     for verb, line in zip(("vocab", "examples"), lines, strict=True):
         assert line.startswith("bert-jax: tensorflow-datasets, mwparserfromhell, sentencex, rensa:")
-        assert f" {verb} " in line
+        assert f"for {verb}." in line
         assert line.endswith("[install.missing]")
         assert "'.[data]'" in line
     assert not (tmp_path / "made" / "dataset").exists()

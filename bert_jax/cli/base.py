@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import traceback
@@ -194,8 +195,12 @@ def _check_paths(context: click.Context) -> None:
 
 def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
     """Returns a configuration. Shows a progress line, because imports take about a second."""
-    from bert_jax.narration import current_console, doing
+    from bert_jax.narration import current_console, doing, tell
 
+    counts = collections.Counter(each.partition("=")[0] for each in overrides)
+    for key, count in counts.items():
+        if count > 1:
+            tell(f"{key}: found {count} overrides; the last one is used")
     with doing(f"reading {config}", at_once=not current_console().stderr):
         from bert_jax.config import load_config
 

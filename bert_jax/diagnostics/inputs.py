@@ -230,7 +230,8 @@ def _file(path: str, table: TableSection | EmbeddingSection | None, role: str) -
         errors = row_errors(table.on_error, role)
         rows = read_table(Path(path), delimiter=table.delimiter, errors=errors)
         asked = _columns(table, role)
-        errors.kept(itertools.islice(rows, 1), lambda row: row.require(asked))
+        with under("finetune", FinetuneSection):
+            errors.kept(itertools.islice(rows, 1), lambda row: row.require(asked))
     return f"found {path}"
 
 

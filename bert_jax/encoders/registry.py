@@ -22,8 +22,8 @@ from bert_jax.encoders.modernbert.section import ModernBertSection
 from bert_jax.encoders.roberta.section import RobertaSection
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection, ModelSection
-from bert_jax.section import Section
-from bert_jax.validation import KIND, sections_of, validate
+from bert_jax.section import Section, sections_of
+from bert_jax.validation import KIND, validate
 
 # To register an encoder, add its section here.
 Registered: TypeAlias = (

@@ -24,9 +24,9 @@ from bert_jax.objectives.sections import (
     RobertaObjectiveSection,
     SopObjectiveSection,
 )
-from bert_jax.section import Section
+from bert_jax.section import Section, sections_of
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.validation import KIND, sections_of, validate
+from bert_jax.validation import KIND, validate
 
 if TYPE_CHECKING:
     from bert_jax.task import Objective

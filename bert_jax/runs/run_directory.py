@@ -12,7 +12,7 @@ from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.registry import model_section
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import restore_replaced, write_whole
-from bert_jax.files.remote import require_place
+from bert_jax.files.remote import absolute, is_remote, require_place
 from bert_jax.files.seal import read_sealed, sealed, sealed_yaml
 from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.model.architecture import EncoderArchitecture
@@ -141,7 +141,9 @@ def claim_run(
                 "model. Choose a new directory.",
                 place="run_dir",
             )
-        if (root / CONFIG).exists():
+        if not (root / CONFIG).exists():
+            _refuse_inside(root)
+        else:
             run = open_run(root)
             _same_verb(run, verb)
             _same_model(run, architecture, tokenizer)
@@ -187,6 +189,22 @@ def read_run_provenance(root: epath.Path) -> dict[str, Any]:
     Raises UserError if the file was changed.
     """
     return read_sealed(root / PROVENANCE) if (root / PROVENANCE).exists() else {}
+
+
+def _refuse_inside(root: epath.Path) -> None:
+    """Raises UserError if a new local run is inside a dataset or another run.
+
+    A copy of the outer directory would include the run, and so would its removal.
+    """
+    for above in () if is_remote(root) else epath.Path(absolute(root)).parents:
+        dataset = (above / PROVENANCE).exists() and (above / "dataset_info.json").exists()
+        if dataset or is_run(above):
+            raise UserError(
+                "run.nested",
+                f"found {root}, which is inside the {'dataset' if dataset else 'run'} {above}. "
+                "Choose a directory outside of it.",
+                place="run_dir",
+            )
 
 
 def _same_verb(run: Run, verb: RunVerb) -> None:

@@ -1,5 +1,6 @@
 """Compares the configuration of a resumed run with the stored one."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -46,7 +47,8 @@ def refuse_other_settings(
         with_flag: dotted keys that may differ with --allow-data-change.
         what: "run" or "sweep", for the message.
     """
-    for change in find_changes(held, asked):
+    # Name the setting of a file before the hash of its rows.
+    for change in sorted(find_changes(held, asked), key=_is_of_data):
         if change.key not in free:
             error = UserError(
                 "run.other_setting",
@@ -54,9 +56,21 @@ def refuse_other_settings(
                 "Use the same value or a new run_dir.",
                 place=change.key,
             )
+            if _is_of_data(change):
+                error = UserError(
+                    "run.other_setting",
+                    f"found other rows than the {what} in {root} was trained with. Restore the "
+                    "file, or use a new run_dir.",
+                    place=change.key.replace("content.", "finetune.task: "),
+                )
             if change.key in with_flag:
                 error = error.followed_by(" --allow-data-change permits the new value.")
             raise error
+
+
+def _is_of_data(change: SettingChange) -> bool:
+    """Returns whether both values are fingerprints of data, which tell a user nothing."""
+    return all(re.fullmatch("[0-9a-f]{32}", str(value)) for value in (change.was, change.now))
 
 
 def _plain(value: Any) -> Any:

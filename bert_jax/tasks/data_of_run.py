@@ -7,6 +7,7 @@ from bert_jax.errors import UserError
 from bert_jax.narration import doing
 from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.run_directory import Run
+from bert_jax.section import under
 from bert_jax.tasks.family import DataRequest, Family
 from bert_jax.tasks.section import FinetuneSection, TaskSection
 
@@ -52,7 +53,7 @@ def open_data(
                 place=run.directory,
             )
     request = DataRequest(run.tokenizer, section.max_length, section.split_seed, roles, input)
-    with doing("reading and encoding the task's files"):
+    with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):
         heads = run.heads
         return task.open(
             request._replace(

@@ -260,7 +260,8 @@ def _doubts(labelling: Labelling, source: Path | MemoryTable) -> list[str]:
     several = [name for name in labelling.names if label_parts(name, labelling.names)]
     if several and labelling.problem == "multi_label":
         shown = ", ".join(shown_labels(several))
-        notes.append(f"{source}: labels that consist of others, see task.label_separator: {shown}")
+        which = "labels that consist of others, see finetune.task.label_separator"
+        notes.append(f"{source}: {which}: {shown}")
     numbers = [str(number) for number in range(UNKNOWN, len(labelling.names) - 1)]
     if missing := [*filter(is_missing_text, labelling.names)]:
         shown = ", ".join(missing)

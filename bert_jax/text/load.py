@@ -59,9 +59,10 @@ def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None)
     """
     root = epath.Path(directory)
     if not root.is_dir():
+        found = "found a file, allowed: a" if root.exists() else "no such"
         raise UserError(
             "tokenizer.missing",
-            "no such directory. Make a tokenizer with `bert-jax vocab`.",
+            f"{found} directory. Make a tokenizer with `bert-jax vocab`.",
             place=root,
         )
     path = root / CONFIG_FILE

@@ -10,6 +10,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.config import AnyConfig, as_config
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import remove_unfinished
 from bert_jax.files.lock import hold_alone
@@ -58,6 +59,12 @@ def vocab(
                 "vocab.exists",
                 f"{section.output} has a tokenizer that datasets and runs may use. Choose another "
                 "directory or add --force.",
+                place="vocab.output",
+            )
+        if (directory / PROVENANCE_NAME).exists():
+            raise UserError(
+                "vocab.output_has_files",
+                f"found {section.output}, which is a dataset or a run. Choose another directory.",
                 place="vocab.output",
             )
         if not is_remote(directory):

@@ -1,12 +1,12 @@
 """Finds the sources that the settings name, cuts them into parts, and reads their documents."""
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from etils import epath
 
-from bert_jax.errors import UserError, all_of, not_installed
+from bert_jax.errors import SettingError, UserError, all_of, not_installed, one_of
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import (
@@ -27,6 +27,7 @@ from bert_jax.pipelines.sources.readers import (
     wikipedia_xml,
 )
 from bert_jax.pipelines.tally import Tally
+from bert_jax.section import refuse_ignored
 from bert_jax.text.sentences import check_language
 
 
@@ -64,6 +65,8 @@ _BY_START_OF_JSON: Final = ((b'{"id": ', "wikiextractor"), (b"{", "jsonl"))
 
 # Libraries of the extra `data`, which only the preparation of text needs.
 _LIBRARIES: Final = ("tensorflow-datasets", "mwparserfromhell", "sentencex", "rensa")
+_FIELDS: Final = ("jsonl", "parquet", "tfds")
+_READERS_OF: Final = {"text_field": _FIELDS, "id_field": _FIELDS, "tfds_split": ("tfds",)}
 _PART_BYTES: Final = 64 << 20  # part size of `iter_text`
 
 
@@ -135,7 +138,18 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
     for path, language in datasets.items():
         name, size, modified = tfds_dataset.describe(path, section)
         found.append(Source(path, name, "tfds", size, modified, language))
+    _refuse_unread(section, {source.format for source in found})
     return found
+
+
+def _refuse_unread(section: SourcesSection, formats: Collection[str]) -> None:
+    """Raises UserError for a setting that none of the formats reads."""
+    for name, readers in _READERS_OF.items():
+        if formats and not {*readers} & {*formats}:
+            try:
+                refuse_ignored(section, name, allowed=f"format {one_of(readers)}")
+            except SettingError as error:
+                raise error.at(error.place) from None
 
 
 def cut_sources(

@@ -224,7 +224,7 @@ def test_impossible_settings_are_named(corpus: Path, name: str, value: object, k
 
 def test_an_impossible_language_is_named(corpus: Path) -> None:
     with refuses("language.code", place="language", found="english"):
-        make_examples(section(corpus, language="english"))
+        make_examples(section(corpus, layout="prose", language="english"))
 
 
 @pytest.mark.parametrize(

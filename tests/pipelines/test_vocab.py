@@ -89,8 +89,9 @@ def test_an_impossible_size_names_the_bound(
     with refuses(key, place="size", found=size) as caught:
         train(small, tmp_path / "out", size=size, **kind)
     assert not (tmp_path / "out").exists()
-    numbers = [int(number) for number in re.findall(r"\d+", caught.value.message)]
-    bound = max(number for number in numbers if number != size)
+    found = re.search(r"at (?:most|least) ([\d,]+)", caught.value.message)
+    assert found is not None
+    bound = int(found[1].replace(",", ""))
     assert train(small, tmp_path / "out", size=bound, **kind).vocab_size == bound
 
 

@@ -265,7 +265,7 @@ def test_frozen_layers_keep_bits_and_changed_data_are_refused(tmp_path: Path) ->
     train.write_text("".join(f"{text},{flip.get(label, label)}\n" for text, label in lines))
     said = refused("finetune", config)
     assert said.key == "run.other_setting"
-    says(said, place="content.train")
+    says(said, place="finetune.task: train")
     assert "--allow-data-change" in said
     ok("finetune", config, "--allow-data-change")
     (change,) = json.loads((tmp_path / "tuned" / "provenance.json").read_text())["changes"]

@@ -191,3 +191,90 @@ def test_a_wrong_environment_variable_of_jax_is_one_line(
     line = said(bert_jax("features", tuning["finetune"]["init_from"], *files))
     assert line.key == key
     assert variable in line
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "place", "values"),
+    [
+        ("examples.text_field=body", "setting.ignored", "examples.text_field", {"found": "body"}),
+        ("examples.id_field=id", "setting.ignored", "examples.id_field", {"found": "id"}),
+        ("examples.tfds_split=test", "setting.ignored", "examples.tfds_split", {"found": "test"}),
+        ("examples.language=de", "setting.ignored", None, {"setting": "examples.language"}),
+    ],
+)
+def test_a_setting_that_the_format_of_the_text_does_not_read_is_refused(
+    tmp_path: Path,
+    config: dict[str, Any],
+    override: str,
+    key: str,
+    place: str | None,
+    values: dict[str, Any],
+) -> None:
+    file = write_config(tmp_path / "c.yaml", config)
+    line = refused("examples", file, override, f"examples.output={tmp_path / 'made'}")
+    says(line, key=key, place=place, **values)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "key", "found"),
+    [
+        ("tokenizer/vocab.txt", "tokenizer", "tokenizer.missing", "found a file"),
+        ("tokenizer", "train.phases.0.dataset", "dataset.incomplete", "no dataset"),
+    ],
+)
+def test_a_path_of_another_kind_is_named(
+    tmp_path: Path,
+    project: Path,
+    config: dict[str, Any],
+    name: str,
+    setting: str,
+    key: str,
+    found: str,
+) -> None:
+    file, path = write_config(tmp_path / "c.yaml", config), project / name
+    says(refused("pretrain", file, f"{setting}={path}"), key=key, place=str(path), found=found)
+
+
+def test_an_override_given_twice_is_said_and_a_setting_of_the_top_level_is_named(
+    tmp_path: Path, tuning: dict[str, Any]
+) -> None:
+    file = write_config(tmp_path / "c.yaml", tuning)
+    result = bert_jax("finetune", file, "finetune.epochs=2", "finetune.epochs=3", "finetune.seed=3")
+    assert "finetune.epochs: found 2 overrides; the last one is used" in result.stdout
+    line = said(result)
+    says(line, key="setting.unknown", found="seed is a setting of the top level")
+
+
+def test_a_run_is_not_made_inside_a_dataset_or_another_run(
+    tmp_path: Path, project: Path, config: dict[str, Any], tuning: dict[str, Any]
+) -> None:
+    dataset = tmp_path / "dataset"
+    shutil.copytree(project / "dataset32", dataset)
+    for values, verb, above in (
+        (config, "pretrain", dataset),
+        (tuning, "finetune", Path(tuning["finetune"]["init_from"])),
+    ):
+        file = write_config(tmp_path / "c.yaml", values | {"run_dir": str(above / "in" / "side")})
+        says(refused(verb, file), key="run.nested", place="run_dir", found=str(above))
+        assert not (above / "in").exists()
+    file = write_config(tmp_path / "c.yaml", config)
+    line = refused("vocab", file, f"vocab.output={dataset}", "--force")
+    says(line, key="vocab.output_has_files", place="vocab.output", found=str(dataset))
+    assert contents(dataset) == contents(project / "dataset32")
+    run = tuning["finetune"]["init_from"]
+    line = refused("pretrain", file, f"train.phases.0.dataset={run}")
+    says(line, key="dataset.is_run", place=run)
+
+
+def test_a_mistake_in_the_data_of_a_task_names_the_whole_setting(
+    tmp_path: Path, tuning: dict[str, Any]
+) -> None:
+    file = write_config(tmp_path / "c.yaml", tuning)
+    line = refused("finetune", file, "finetune.task.text=body")
+    says(line, key="table.column_unknown", place="finetune.task.text", found="body")
+    # Text without labels, one sentence on each line.
+    plain = tmp_path / "plain.txt"
+    plain.write_text("word1 word2\nword1 word2 word3\n")
+    task = f"finetune.task={{kind: token_classification, train: {plain}, dev: {plain}}}"
+    says(refused("finetune", file, task), key="tokens.columns", remedy="one token on each line")

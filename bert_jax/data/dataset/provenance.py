@@ -257,13 +257,16 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
     if not path.exists():
         raise UserError(
             "dataset.incomplete",
-            "found no provenance.json, so the dataset is not finished. Run `bert-jax examples`.",
+            "found no provenance.json, so this is no dataset, or an unfinished one. Run `bert-jax "
+            "examples`.",
             place=root,
         )
     with _copy_again():
         content = read_json_object(path)
     version = content.get("format_version")
     if not isinstance(version, int):
+        if (root / "config.yaml").exists():
+            raise UserError.wrong("dataset.is_run", "a run directory", "a dataset", place=root)
         raise UserError(
             "dataset.no_format",
             "found no format_version. Copy this file again, or make the dataset again.",

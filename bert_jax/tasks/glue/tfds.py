@@ -57,8 +57,8 @@ def _read(name: str, split: str, data_dir: str | None) -> GlueRows:
         raise UserError(
             "glue.tfds_format",
             f"found files of the format {builder.info.file_format.value} in {builder.data_path}, "
-            "allowed: array_record. Set another task.data_dir, or set task.data to a directory "
-            "with the original files.",
+            "allowed: array_record. Set another finetune.task.data_dir, or set finetune.task.data "
+            "to a directory with the original files.",
             place=f"tfds {name}",
         ) from None
     feature = builder.info.features["label"]
@@ -72,7 +72,7 @@ def _builder(name: str, data_dir: str | None) -> Any:
     try:
         import tensorflow_datasets as tfds  # slow, and few runs need TFDS
     except ImportError as error:
-        purpose = f"task.data: {NAME}"
+        purpose = f"finetune.task.data: {NAME}"
         raise not_installed("tensorflow-datasets", purpose, extra="data") from error
 
     try:
@@ -86,7 +86,7 @@ def _builder(name: str, data_dir: str | None) -> Any:
         raise UserError(
             "glue.tfds_unavailable",
             f"could not be prepared in {directory} ({type(error).__name__}: {first_line(error)}). "
-            "Set task.data to a directory with the original files.",
+            "Set finetune.task.data to a directory with the original files.",
             place=f"tfds {name}",
         ) from error
     return builder

@@ -134,7 +134,8 @@ def read_conll(
         elif len(fields) != width:
             raise UserError(
                 "tokens.columns",
-                f"found {len(fields)} columns, allowed: {width}, as in line {before}",
+                f"found {len(fields)} columns, allowed: {width}, as in line {before}. Write one "
+                "token on each line, with its label, such as Paris B-LOC.",
                 place=place,
             )
         before, width = number, len(fields)
@@ -282,9 +283,9 @@ def _refuse_index(path: Path, sentences: Sequence[Sentence], token: int, width: 
     if width >= 3 and len(tokens) > 1 and all(map(is_whole, tokens)):
         raise UserError(
             "tokens.index_column",
-            f"found only numbers in column {token} of {width}. Set task.token_column to the "
-            f"column of the tokens, such as {(token + 1) % width}, and task.label_column to the "
-            "column of the labels.",
+            f"found only numbers in column {token} of {width}. Set finetune.task.token_column to "
+            f"the column of the tokens, such as {(token + 1) % width}, and "
+            "finetune.task.label_column to the column of the labels.",
             place=path,
         )
 

@@ -233,8 +233,8 @@ def _scheme_of_model(section: TokenClassificationSection, labels: Sequence[str])
         if scheme is not None and not entities.fits(name, scheme):
             raise UserError(
                 "tokens.scheme",
-                f"{section.scheme} does not allow the model's label {name}. Set task.scheme: "
-                f"{found}.",
+                f"{section.scheme} does not allow the model's label {name}. Set "
+                f"finetune.task.scheme: {found}.",
                 place="task.scheme",
             )
     return scheme or found

@@ -108,8 +108,8 @@ def _require_one(row: TableRow) -> None:
     if len(lists) > 1:
         raise UserError(
             "tokens.label_columns",
-            f"found lists in the columns {commas(lists)}. Set task.label_column to the column of "
-            "the labels.",
+            f"found lists in the columns {commas(lists)}. Set finetune.task.label_column to the "
+            "column of the labels.",
             place=row.place,
         )
 
@@ -171,7 +171,7 @@ def _labels(
             raise UserError(
                 "tokens.row_label",
                 f'column "{column}": found the label {each!r}, allowed: names, or numbers from 0 '
-                "on, with a name in task.label_names",
+                "on, with a name in finetune.task.label_names",
                 place=row.place,
             )
     return labels, numbers > 0
