@@ -21,6 +21,7 @@ from bert_jax.files.yaml_file import parse_yaml
 from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.text.vocabulary import SPECIAL_PIECES
+from tests.browser import render
 from tests.interop.hf_checkpoints import hf_config, hf_model, save
 from tests.project import ROOT
 
@@ -30,9 +31,12 @@ _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built without a warning."""
+    directory = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(directory)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -41,7 +45,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         timeout=300,
     )
     assert built.returncode == 0, built.stderr
-    reference = tmp_path / "site" / "reference"
+    return directory
+
+
+def test_the_reference_describes_each_name_once(site: Path) -> None:
+    reference = site / "reference"
     pages = [page.read_text(encoding="utf-8") for page in (reference / "settings").glob("*.html")]
     keys = [key for page in pages for key in re.findall(r"<td><code>([a-z_.]+)</code></td>", page)]
     assert keys.count("train.phases.batch_size") == 1
@@ -53,9 +61,20 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         (reference / "python.html").read_text(encoding="utf-8"),
     )
     assert {f"bert_jax.{name}" for name in ("pretrain", "demo", "load")} <= set(headings)
-    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())
+
+
+def test_the_search_lists_guides_first(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
     boosts = {entry["location"]: entry["boost"] for entry in index["docs"]}
     assert boosts["planning.html"] > boosts["reference/python.html"]
+
+
+@pytest.mark.browser
+def test_the_search_works_from_a_file(site: Path, tmp_path: Path) -> None:
+    found = render(f"file://{site}/index.html?q=packing", profile=tmp_path)
+    first = re.search(r'class="md-search-result__item"><a href="([^"]*)"', found)
+    assert first is not None
+    assert first[1].startswith(f"file://{site}/packing.html")
 
 
 def test_every_step_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Ranks guides before internal pages in the search."""
-    boost = 0.5 if _INTERNAL.match(page.file.src_uri) else 2
-    page.meta.setdefault("search", {"boost": boost})
+    path = page.file.src_uri
+    boost = 0.5 if _INTERNAL.match(path) else 2
+    # The page of decisions contains these.
+    page.meta["search"] = {"boost": boost, "exclude": path.startswith("adr/")}
     return markdown
 
 
