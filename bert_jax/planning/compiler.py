@@ -141,7 +141,7 @@ def _result(folder: Path, topology: str, title: str) -> CompiledStep:
     for name, kind in (("unable", CannotPlan), ("refused", UserError)):
         if name in result:
             found = result[name]
-            error = kind(found["key"], found["message"], **found["values"])
+            error = kind(found["key"], found["message"], place=found["place"])
             raise error if kind is CannotPlan else error.located(topology)
     if (failed := result.get("failed")) is not None:
         error = _compiler_failed(title, failed)

@@ -38,19 +38,25 @@ def test_a_full_disk_is_one_line(error: Exception) -> None:
 
 
 def test_only_a_complete_directory_replaces_the_old_one(tmp_path: Path) -> None:
+    def ours(_: Path) -> list[str]:
+        return ["*"]
+
     target = tmp_path / "d"
-    with new_directory(target, force=False, ours=Path.is_dir) as directory:
+    with new_directory(target, force=False, ours=ours) as directory:
         (directory / "first").touch()
         assert not target.exists()
     with (
         refuses("output.exists", place=target),
-        new_directory(target, force=False, ours=Path.is_dir),
+        new_directory(target, force=False, ours=ours),
     ):
         pass
-    with pytest.raises(KeyError), new_directory(target, force=True, ours=Path.is_dir) as directory:
+    with (
+        pytest.raises(KeyError),
+        new_directory(target, force=True, ours=ours) as directory,
+    ):
         raise KeyError
     assert [path.name for path in target.iterdir()] == ["first"]
-    with new_directory(target, force=True, ours=Path.is_dir) as directory:
+    with new_directory(target, force=True, ours=ours) as directory:
         (directory / "second").touch()
     assert [path.name for path in target.iterdir()] == ["second"]
     assert [path.name for path in tmp_path.iterdir()] == ["d"]

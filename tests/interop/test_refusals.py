@@ -48,8 +48,10 @@ def test_import_replaces_a_run_only_with_force_and_success(checkpoint: Path) -> 
     assert first.exit_code == 0, first.output
     assert refused("import", checkpoint, target).key == "output.exists"
     (target / "mark").touch()
+    assert refused("import", checkpoint, target, "--force").key == "output.foreign"
+    (target / "mark").rename(target / "evaluations")
     assert invoke("import", checkpoint, target, "--force").exit_code == 0
-    assert not (target / "mark").exists()
+    assert not (target / "evaluations").exists()
     before = (target / "config.yaml").read_bytes()
     change_config(checkpoint, hidden_act="swish")
     assert refused("import", checkpoint, target, "--force").key == "import.activation"

@@ -63,7 +63,7 @@ def test_one_process_reads_the_whole_batch() -> None:
 
 
 IN_A_TOPOLOGY = r"""
-import jax, numpy as np, sys
+import jax, numpy as np, re, sys
 from jax.experimental import topologies
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import make_mesh, process_share

@@ -14,6 +14,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.replica_checksum import checksum, find_deviations
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.hooks import replica_error
+from tests.project import says
 
 SPEC = {"whole": (), "rows": ("fsdp",), "both": ("fsdp", "tensor"), "single": (("data", "fsdp"),)}
 

@@ -33,7 +33,7 @@ from bert_jax.planning.compiler import kept_at
 from bert_jax.planning.request import CompileRequest
 from bert_jax.verbs.plan import train_step
 from tests.planning.plans import VOCABULARY, compiled, run, values
-from tests.project import invoke
+from tests.project import invoke, says
 
 V5E = ACCELERATORS["v5e"]
 HOSTS = {name: host_lock("tpu").versions[name] for name in ("jax", "libtpu")}

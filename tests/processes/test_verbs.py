@@ -22,6 +22,7 @@ def on_two(*arguments: object, directory: Path) -> list[str]:
     hosts = []
     for index in range(2):
         settings = [item.removeprefix("mesh.") for item in joining(index, count=2, port=port)]
+        settings = [setting for setting in settings if setting.startswith("distributed.")]
         mesh = [part for setting in settings for part in ("--mesh", setting)]
         hosts.append(start_one(*arguments, *mesh, index=index, directory=directory))
     codes = [host.wait() for host in hosts]

@@ -13,15 +13,15 @@ from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 def pairs(rows: int, seed: int) -> list[dict[str, Any]]:
     """Returns questions of four words, and answers with two of them.
 
-    ``{"id": "r0", "question": "word1 …", "answer": "…", "wrong": "…", "score": 4}``. `wrong` has
-    one of the words. A score of 1 has no word of the question in its answer.
+    ``{"id": "r0", "question": "word1 …", "answer": "…", "wrong": "…", "rating": 4}``. `wrong` has
+    one of the words. A rating of 1 has no word of the question in its answer.
     """
     rng, made = np.random.default_rng(seed), []
     for number in range(rows):
         words = rng.permutation(FILLERS)
         others = rng.choice([*GOOD, *BAD], 3)
-        score = int(rng.choice([1, 4]))
-        shared = words[:2] if score == 4 else words[8:10]
+        rating = int(rng.choice([1, 4]))
+        shared = words[:2] if rating == 4 else words[8:10]
         made.append(
             {
                 "id": f"r{number}",
@@ -29,7 +29,7 @@ def pairs(rows: int, seed: int) -> list[dict[str, Any]]:
                 "answer": " ".join([*words[1:3], *others]),
                 "wrong": " ".join([words[3], *others[1:], *words[4:6]]),
                 "similar": " ".join([*shared, *words[12:15]]),
-                "score": score,
+                "rating": rating,
             }
         )
     return made

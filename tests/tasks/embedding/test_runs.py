@@ -158,7 +158,7 @@ def test_scored_pairs_in_memory_continue_a_run(trained: Trained, tmp_path: Path)
         "kind": "embedding",
         "anchor": "question",
         "positive": "similar",
-        "score": "score",
+        "score": "rating",
         "score_range": [1, 4],
         "loss": {"kind": "cosent"},
         "projection": 16,
@@ -213,7 +213,7 @@ def test_single_texts_learn_from_dropout(tmp_path: Path) -> None:
             "finetune.dropout",
         ),
         (["finetune.task.loss.matryoshka=[65]"], "embedding.matryoshka", "finetune.task.loss"),
-        (["finetune.task.score=score"], "embedding.score_ignored", "task.score"),
+        (["finetune.task.score=rating"], "embedding.score_ignored", "task.score"),
         (
             ["finetune.task.dev={row}", "finetune.task.negatives=[]"],
             "embedding.dev_undecided",
