@@ -17,6 +17,29 @@ _STAGES: Final = {
     "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
     "Check": ("doctor",),
 }
+# The end of a verb's help: an example, without `bert-jax`, and the page about the verb.
+_EXAMPLES: Final = {
+    "new": ("new table", "finetune"),
+    "vocab": ("vocab run.yaml", "tokenizers"),
+    "examples": ("examples run.yaml --report", "data"),
+    "pretrain": ("pretrain run.yaml seed=1 run_dir=runs/second", "tutorial"),
+    "finetune": ("finetune table.yaml finetune.init_from=runs/mine --seeds 3", "finetune"),
+    "demo": ("demo --dir runs/demo", "tutorial"),
+    "evaluate": ("evaluate runs/mine --checkpoint best", "tutorial"),
+    "predict": ("predict runs/table predictions.csv --input new.csv", "finetune"),
+    "fill-mask": ('fill-mask runs/mine "The [MASK] is open."', "tutorial"),
+    "features": ("features runs/mine reviews.csv vectors.npz --column text", "embeddings"),
+    "import": ("import google-bert/bert-base-uncased runs/bert", "interop"),
+    "export": ("export runs/mine exported --to hf", "interop"),
+    "plan": ("plan run.yaml --topology v5litepod-16 --vocab-size 30522", "planning"),
+    "submit": ("submit run.yaml --on v5litepod-16 --bucket gs://mine --dry-run", "submit"),
+    "watch": ("watch mine --bucket gs://mine", "submit"),
+    "status": ("status mine --bucket gs://mine", "submit"),
+    "logs": ("logs mine --bucket gs://mine --follow", "submit"),
+    "stop": ("stop mine --bucket gs://mine", "submit"),
+    "jobs": ("jobs --bucket gs://mine", "submit"),
+    "doctor": ("doctor run.yaml", "troubleshooting"),
+}
 # Sections whose settings are suggested first, by verb.
 _SECTIONS: Final = {"vocab": ("vocab",), "examples": ("examples",), "finetune": ("finetune",)}
 _PRETRAINING: Final = ("train", "optimizer", "model")
@@ -30,6 +53,11 @@ def exit_with(error: Exception, code: int, line: str) -> NoReturn:
 
 class Verb(click.Command):
     """A verb. For an unknown option, the error suggests an option or a setting."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes an example and the page of the documentation. Never breaks these lines."""
+        example, page = _EXAMPLES[self.name or ""]
+        formatter.write(f"\nExample: bert-jax {example}\nMore: docs/{page}.md\n")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the command line. If it is invalid, prints a one-line error and exits with 2."""

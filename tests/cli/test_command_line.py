@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import shlex
 import sys
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from bert_jax.cli import main
 from bert_jax.cli.commands import cli
 from bert_jax.errors import PeerLost, RunStopped, UserError
 from bert_jax.parallel import processes
-from tests.project import ok, refused, says
+from tests.project import ROOT, ok, refused, says
 
 OPTION, VERB = "command_line.unknown_option", "command_line.unknown_verb"
 USAGE, MISSING = "command_line.usage", "command_line.missing"
@@ -53,6 +54,15 @@ def test_help_lists_every_verb_once_in_order() -> None:
     verbs = re.findall(r"^  ([a-z-]+)  +\S", text.partition("Prepare data:")[2], re.MULTILINE)
     assert sorted(verbs) == sorted(cli.commands)
     assert verbs.index("new") < verbs.index("vocab") < verbs.index("pretrain")
+
+
+@pytest.mark.parametrize("verb", cli.commands)
+def test_the_help_of_a_verb_ends_with_an_example_and_a_page(verb: str) -> None:
+    example, page = ok(verb, "--help").splitlines()[-2:]
+    words = shlex.split(example.removeprefix("Example: "))
+    assert words[:2] == ["bert-jax", verb]
+    cli.commands[verb].make_context(verb, words[2:])  # exits if an argument or option is wrong
+    assert (ROOT / page.removeprefix("More: ")).is_file()
 
 
 @pytest.mark.parametrize("debug", [(), ("--debug",)])
