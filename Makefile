@@ -58,21 +58,26 @@ unexport PYTHONDONTWRITEBYTECODE
 # 4 KiB a train step is a fifth faster. glibc on Linux reads this, others leave it alone.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
+PYTEST = $(NO_TPU) $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
 ifdef KILLS
 export CHAOS_KILLS := $(KILLS)
 endif
 
-.PHONY: help demo test chaos docs lint format bench constraints clean
+.PHONY: help demo test test-all chaos docs lint format bench constraints clean
 .DELETE_ON_ERROR:
 
 help:  ## List the commands.
-	@grep -E '^[a-z]+:.*## ' Makefile | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.core  ## Pretrain a small BERT on this machine, from raw text to fill-mask.
 	$(BIN)/bert-jax demo
 
-test: $(VENV)/.test  ## Run the tests; make test ARGS="-k masking" for some of them.
-	$(NO_TPU) $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(VENV)/.test  ## Run the fast tests; make test ARGS="-k masking" for some of them.
+	$(PYTEST) -m "not slow and not browser and not chaos" $(ARGS)
+
+test-all: test  ## Run the slow tests too: several processes, whole recipes, TPU programs.
+	$(PYTEST) -m "slow and not browser and not chaos" $(ARGS)
 
 chaos: $(VENV)/.test  ## Break real runs for long; make chaos KILLS=50 for fewer kills.
 	$(NO_TPU) $(BIN)/python -m pytest -m chaos $(ARGS)

@@ -64,12 +64,16 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(8, (os.cpu_count() or 1) + 1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs long files first, so that all processes have work until the end.
 
     One process runs a whole file (``--dist loadfile``), so that the file's tests share fixtures.
     Files with slow tests and folders in `LONG` run first. Other files run in reverse order of path.
     """
+    for item in items:
+        if item.path.parent.name == "processes":
+            item.add_marker("slow")
     items.sort(key=lambda item: item.path.as_posix(), reverse=True)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow and item.path.parent.name not in LONG)

@@ -25,6 +25,8 @@ from tests.browser import render
 from tests.interop.hf_checkpoints import hf_config, hf_model, save
 from tests.project import ROOT
 
+pytestmark = pytest.mark.slow
+
 # Matches a code block: language, file name and content.
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 

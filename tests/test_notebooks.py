@@ -14,6 +14,8 @@ from nbclient import NotebookClient
 
 from tests.project import ROOT, environment
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 # Each notebook uses the results of the previous one, so they share a folder and a kernel.
 # test_plain_scripts.py runs the code of "classifier".

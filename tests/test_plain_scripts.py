@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pytest
 
 from tests.project import ROOT, environment
+
+pytestmark = pytest.mark.slow
 
 # Without dropout, a step compiles in half the time.
 SMALL = """{"architecture": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,

@@ -32,6 +32,8 @@ from tests.processes.hosts import start
 from tests.project import refuses, write_config
 from tests.run_config import one_phase
 
+pytestmark = pytest.mark.slow
+
 
 class WorkerRows(MaskingTransform):
     """Rows with additional arrays about the process that made them."""

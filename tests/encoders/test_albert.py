@@ -28,6 +28,8 @@ from tests.project import refuses, says
 from tests.support import relative_error, small_encoder
 from tests.train.harness import QUICK
 
+pytestmark = pytest.mark.slow
+
 GROUP_OF_LAYERS = np.array([0, 0, 0, 1, 1])  # 5 layers in 2 groups
 LAYERS = ("encoder", "layers")
 HEADS = HeadsSection(mlm=False, next_sentence=False, pooler=False)

@@ -26,6 +26,8 @@ from tests.interop.hf_checkpoints import (
     under_their_names,
 )
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [  # layers, tokens, window, every n-th layer is global, layers per trip of the loop
     (1, 10, 4, 3, None),
     (4, 25, 8, 3, None),

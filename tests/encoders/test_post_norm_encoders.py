@@ -25,6 +25,8 @@ from tests.interop.hf_checkpoints import hf_model, save, small_config, under_the
 from tests.project import refuses
 from tests.train.harness import QUICK
 
+pytestmark = pytest.mark.slow
+
 PREDICTIONS = 3  # per example
 NOT_PREDICTED = -100
 

@@ -44,6 +44,8 @@ from tests.interop.hf_checkpoints import (
 )
 from tests.project import ok, refused, refuses, says
 
+pytestmark = pytest.mark.slow
+
 LABELS = {0: "against", 1: "neutral", 2: "for"}
 THREE = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
 SINGLE = "single_label_classification"

@@ -23,6 +23,8 @@ from tests.interop.hub_server import go_online, serve
 from tests.project import ok, refused, refuses, says
 from tests.tasks.runs import tiny_run
 
+pytestmark = pytest.mark.slow
+
 TEXTS = texts(1000, longest=60)  # some are longer than the limits below
 QUERY, PASSAGE = "w1 w2 w3 ", "w4: "
 # Class of Hugging Face's, pooling, width of a Dense module, length 1 or not, limit in tokens.

@@ -30,6 +30,8 @@ from tests.compiler_pair import compiles_for_tpus
 from tests.project import refuses
 from tests.support import small_encoder
 
+pytestmark = pytest.mark.slow
+
 READER = Path(__file__).with_name("run_stablehlo.py")
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "stablehlo.md"
 COMPILER = Path(__file__).with_name("compile_stablehlo.py")

@@ -16,6 +16,8 @@ from bert_jax.train.progress import TrainProgress
 from tests.interop.tf1_writer import read_tf1
 from tests.project import MESH, invoke, ok, project_config, refused, says, write_config
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 
 

@@ -20,7 +20,7 @@ KERNELS = {
 }
 Program = tuple[str, dict[str, Any]]
 
-pytestmark = compiles_for_tpus
+pytestmark = [pytest.mark.slow, compiles_for_tpus]
 
 
 def attention(length: int) -> list[Program]:

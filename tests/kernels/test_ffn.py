@@ -28,6 +28,8 @@ from bert_jax.train.state import define_model
 from tests.model.parts import fresh_params, model_of
 from tests.support import loss_of, relative_error, small_batch, small_task
 
+pytestmark = pytest.mark.slow
+
 USE = ParamUse(("mlp", "hidden"), "float32")
 
 

@@ -20,6 +20,8 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.support import relative_error, small_architecture
 
+pytestmark = pytest.mark.slow
+
 
 @functools.partial(jax.jit, static_argnames=("norm", "rate", "remat"))
 def end(norm: Any, arrays: Any, vectors: Any, *, rate: float, remat: Any = "none") -> Any:

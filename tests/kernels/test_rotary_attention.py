@@ -10,6 +10,8 @@ import pytest
 from bert_jax.encoders.modernbert.rotary import rotated, rotations
 from bert_jax.kernels.rotary_attention import rotary_attention
 
+pytestmark = pytest.mark.slow
+
 Array = jax.Array
 Triple = tuple[Array, Array, Array]
 

@@ -26,6 +26,8 @@ from tests.launch.jobs import write_job
 from tests.launch.scripted import Provider
 from tests.project import ROOT, ok, refused, says, write_config
 
+pytestmark = pytest.mark.slow
+
 EXTRAS = "gcp,hub,mlperf"
 # uv finds a Python of pyenv in PATH only; without one, uv downloads it.
 _PYENV = ":".join(map(str, Path.home().glob(".pyenv/versions/*/bin")))

@@ -18,6 +18,8 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import abstract_params, define_model, draw_params
 from tests.support import relative_error, small_encoder
 
+pytestmark = pytest.mark.slow
+
 ROWS = 8
 HEADS = HeadsSection(pooler=False, next_sentence=False)
 

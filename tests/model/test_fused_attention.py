@@ -19,6 +19,8 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.support import relative_error
 
+pytestmark = pytest.mark.slow
+
 
 def segments_of(rows: int, length: int) -> jax.Array:
     """Returns rows with two or three examples and padding. The last row is only padding."""

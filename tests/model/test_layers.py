@@ -19,6 +19,8 @@ from tests.model.parts import fresh_params, model_of
 from tests.support import loss_of, relative_error, small_batch, small_task
 from tests.train.harness import QUICK
 
+pytestmark = pytest.mark.slow
+
 
 def attend(segments: np.ndarray, *, seed: int = 0) -> np.ndarray:
     q, k, v = np.random.default_rng(seed).standard_normal((3, 1, len(segments), 2, 4))

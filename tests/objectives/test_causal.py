@@ -38,6 +38,8 @@ from tests.objectives.runs import assert_equal_params, config_of
 from tests.project import ok, one_phase, refused, refuses, says, write_config
 from tests.support import loss_of, relative_error, small_encoder
 
+pytestmark = pytest.mark.slow
+
 MODELS: dict[str, tuple[Any, Any]] = {
     "BERT, L2-H48": (
         transformers.BertLMHeadModel,

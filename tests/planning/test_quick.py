@@ -35,6 +35,8 @@ from bert_jax.verbs.plan import train_step
 from tests.planning.plans import VOCABULARY, compiled, run, values
 from tests.project import invoke, says
 
+pytestmark = pytest.mark.slow
+
 V5E = ACCELERATORS["v5e"]
 HOSTS = {name: host_lock("tpu").versions[name] for name in ("jax", "libtpu")}
 # A program with a product and tanh, a copy, a scalar, and a kernel.

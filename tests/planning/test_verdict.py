@@ -12,6 +12,8 @@ from tests.planning.plans import VOCABULARY, FakeCompiler, values
 from tests.project import invoke, refused, says
 from tests.report.strict_html import Document
 
+pytestmark = pytest.mark.slow
+
 TABLES = ("HBM per chip, GiB", "Work of a step", "Collectives of a step", "cycles by kind")
 
 

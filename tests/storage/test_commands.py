@@ -26,6 +26,8 @@ from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 from tests.tasks.runs import write_table
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 
 

@@ -13,6 +13,8 @@ from tests.processes.hosts import start
 from tests.project import ok, project_config, write_config
 from tests.storage.cloud import Cloud
 
+pytestmark = pytest.mark.slow
+
 BUCKET_PERMISSIONS = frozenset(f"storage.buckets.{verb}" for verb in ("get", "list", "create"))
 
 

@@ -18,6 +18,8 @@ from bert_jax.train.sections import CheckpointSection
 from tests.project import refuses
 from tests.train.checkpoints import STEPS, abstract, save_steps, state_at
 
+pytestmark = pytest.mark.slow
+
 Damager = Callable[[Path, random.Random], None]
 
 OLDER, NEWEST = STEPS[-2:]

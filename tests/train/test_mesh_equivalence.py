@@ -12,6 +12,8 @@ from bert_jax.train.sections import CheckpointSection
 from tests.support import small_batch
 from tests.train.harness import Setting, assert_same, first_state, one_device, run_steps, trainer
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [(d, f, 8 // (d * f)) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if 8 % (d * f) == 0]
 
 

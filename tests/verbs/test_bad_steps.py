@@ -29,6 +29,8 @@ from tests.train.poison import (
     spike,
 )
 
+pytestmark = pytest.mark.slow
+
 STEPS = 16
 
 

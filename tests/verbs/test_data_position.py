@@ -13,6 +13,8 @@ from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.time_account import read_goodput
 from tests.project import MESH, ok, one_phase, project_config, refused, says, write_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -159,7 +161,6 @@ def test_changed_masking_continues_with_the_next_row(small: dict[str, Any], tmp_
     assert said in output
 
 
-@pytest.mark.slow
 def test_a_packed_run_resumes_and_refuses_another_packing(project: Path, tmp_path: Path) -> None:
     evaluation, checkpoint = {"every": 6, "examples": 24}, {"every": 3}
     values = one_phase(project, steps=6, evaluation=evaluation, checkpoint=checkpoint, log_every=1)

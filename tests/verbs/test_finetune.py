@@ -30,6 +30,8 @@ from bert_jax.workflows.finetuning_setup import prepare
 from tests.project import invoke, ok, refused, refuses, says, write_config
 from tests.tasks.runs import tiny_config, write_table
 
+pytestmark = pytest.mark.slow
+
 
 def config_file(directory: Path, **changes: Any) -> Path:
     return write_config(directory / "config.yaml", tiny_config(directory, **changes))

@@ -16,6 +16,8 @@ from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 from tests.tasks.sequences import write_lines
 from tests.tasks.squad_data import question, squad, write
 
+pytestmark = pytest.mark.slow
+
 Writer = Callable[[Path, np.random.Generator], dict[str, Any]]
 
 
@@ -126,7 +128,6 @@ FAMILIES: dict[str, tuple[Writer, str, str | None]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_goes_from_training_to_submission(name: str, tmp_path: Path) -> None:
     write, metric, official = FAMILIES[name]

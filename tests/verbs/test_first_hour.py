@@ -16,6 +16,8 @@ from bert_jax.verbs import first_hour
 from tests.launch.cloud_vm import TOKEN, metadata_server
 from tests.project import invoke, ok, project_config, refused, says, write_config
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "orbax-checkpoint")
 
 
@@ -46,7 +48,6 @@ def answers(report: Path) -> dict[str, dict[str, Any]]:
     return {each["topic"]: each for each in json.loads(report.read_text())["answers"]}
 
 
-@pytest.mark.slow
 def test_the_planned_time_of_a_step_is_that_of_plan(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +63,6 @@ def test_the_planned_time_of_a_step_is_that_of_plan(
     assert "topology.size" in reason
 
 
-@pytest.mark.slow
 def test_the_report_covers_machine_losses_and_resumption(
     config: Path,
     tmp_path: Path,

@@ -18,6 +18,8 @@ from tests.objectives.teachers import write_teacher
 from tests.project import invoke, ok, one_phase, project_config, refused, says, write_config
 from tests.verbs.test_pretrain import params_of
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 1,

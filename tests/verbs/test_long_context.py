@@ -24,6 +24,8 @@ from tests.objectives.runs import assert_equal_params
 from tests.project import MESH, ok, project_config, refused, says, write_config
 from tests.support import small_encoder
 
+pytestmark = pytest.mark.slow
+
 THETAS = 10.0, 500.0
 STEPS = 3  # of each phase
 # Large initial parameters: attention must depend on positions.

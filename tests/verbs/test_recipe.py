@@ -12,6 +12,8 @@ from bert_jax.train.metrics_writer import read_metrics
 from tests.objectives.runs import assert_equal_params
 from tests.project import ok, one_phase, write_config
 
+pytestmark = pytest.mark.slow
+
 LAST, SAVED = 9, 6  # steps; the second phase begins after step 2 and its decay after step 4
 PHASES = (
     {"steps": 2, "learning_rate": 1e-3, "decay_fraction": 0},

@@ -29,6 +29,8 @@ from bert_jax.workflows.finetuning import FinishedRun, run_finetuning
 from tests.project import Refusal, invoke, ok, refused, refuses, says, write_config
 from tests.tasks.runs import tiny_config
 
+pytestmark = pytest.mark.slow
+
 RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1.0
 DECAY = 50  # lets runs with the rate `TOO_HIGH` diverge
 

@@ -19,6 +19,8 @@ from tests.project import ok, refused, write_config
 from tests.report.strict_html import Document, items, read, words
 from tests.tasks.embedding.data import embedding_config, pairs, write_beir, write_jsonl
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["word1 word2 good1", "word3", "bad1 word7 word8 word9 word1"]
 GROUPS = ("first texts", "second texts")
 PREFIXES = {"query_prefix": "word30 ", "passage_prefix": "word31 "}

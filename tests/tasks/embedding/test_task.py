@@ -24,6 +24,8 @@ from tests.project import refuses
 from tests.support import on_mesh, small_encoder
 from tests.train.harness import mesh_of
 
+pytestmark = pytest.mark.slow
+
 ROWS, TEXTS_OF_A_ROW, LENGTH = 16, 3, 10
 HEADS = {"pooler": False, "mlm": False, "next_sentence": False}
 
