@@ -137,7 +137,8 @@ def _first_mistake(
         names = list(dict.fromkeys(name for each in sections for name in each.model_fields))
         nearest = find_setting(str(location[-1]), sections, first=values if at_top else ())
         near = f'; did you mean "{nearest}"?' if nearest else did_you_mean(str(location[-1]), names)
-        if not at_top and not above and location[-1] in root.model_fields:
+        nested = nearest is None or "." in nearest  # otherwise the section has a similar name
+        if nested and not at_top and not above and location[-1] in root.model_fields:
             near = f"; {location[-1]} is a setting of the top level"
         if kinds := _kinds_with(str(location[-1]), union):
             alias = _ALIASES.get(str(location[-1]))
