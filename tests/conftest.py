@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Files with slow tests and folders in `LONG` run first. Other files run in reverse order of path.
     """
     for item in items:
-        if item.path.parent.name == "processes":
+        if item.path.parent.name in ("processes", "chaos"):
             item.add_marker("slow")
     items.sort(key=lambda item: item.path.as_posix(), reverse=True)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
