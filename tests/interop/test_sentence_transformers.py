@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "roberta": ("RobertaForMaskedLM", "lasttoken", 16, False, 30),
     "electra": ("ElectraModel", "mean", None, True, 24),
     "albert": ("AlbertModel", "cls", None, True, 12),
+    "distilbert": ("DistilBertModel", "mean", 24, False, 16),
 }
 
 
