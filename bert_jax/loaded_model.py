@@ -26,7 +26,7 @@ from bert_jax.files.remote import require_place
 from bert_jax.inference.bucketed import InferenceModel, model_of_run
 from bert_jax.inference.fill_mask import Filled, MaskFiller
 from bert_jax.interop.importing import model_in_memory, read_checkpoint
-from bert_jax.interop.sources import fetch, is_hub_name
+from bert_jax.interop.sources import fetch, is_checkpoint, is_hub_name
 from bert_jax.interop.tf_checkpoint import is_tf
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection, Pool
@@ -248,7 +248,7 @@ def _load(source: epath.PathLike, *, checkpoint: str, mesh: MeshSection | None) 
             place="checkpoint",
         )
     path, name = Path(directory), str(source)
-    if not on_hub and not directory.is_dir() and not is_tf(directory):
+    if not on_hub and not is_checkpoint(directory) and not is_tf(directory):
         raise missing_run(directory, allowed=RUN_OR_CHECKPOINT)
     if on_hub:
         path, name, *_ = fetch(source)

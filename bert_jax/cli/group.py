@@ -43,6 +43,7 @@ _EXAMPLES: Final = {
 # Sections whose settings are suggested first, by verb.
 _SECTIONS: Final = {"vocab": ("vocab",), "examples": ("examples",), "finetune": ("finetune",)}
 _PRETRAINING: Final = ("train", "optimizer", "model")
+_SAME: Final = {"--topology": "--on", "--on": "--topology"}  # `plan` and `submit`
 
 
 def exit_with(error: Exception, code: int, line: str) -> NoReturn:
@@ -75,7 +76,8 @@ class Verb(click.Command):
     def _no_option(self, option: str, given: Sequence[str]) -> UserError:
         own = [each for each in self.params if isinstance(each, click.Option)]
         options = [name for each in own for name in each.opts]
-        near = did_you_mean(option, options)
+        same = _SAME.get(option)
+        near = f'; did you mean "{same}"?' if same in options else did_you_mean(option, options)
         if any(each.name == "overrides" for each in self.params):
             from bert_jax.config import RunConfig
             from bert_jax.validation import find_setting

@@ -1,11 +1,13 @@
 """The verb `plan`: memory, time and cost of a run before it starts."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from bert_jax.cli import base
+from bert_jax.errors import UserError
 
 
 @base.cli.command()
@@ -64,6 +66,8 @@ def plan(
 
     if html is not None:
         require_other_file(html, [config, prices])
+        if Path(html).is_dir():  # before minutes of compilation
+            raise UserError.wrong("output.directory", "a directory", "a file", place=html)
     price_list = load_prices(prices)
     plans = run(base.read_config(config, overrides), topologies, suggest=suggest, **options)
     if html is not None:

@@ -87,6 +87,8 @@ def select_layers(text: str | None, *, depth: int) -> LayerSelection:
             place="--layers",
         )
     states = tuple(map(int, numbers))
+    if len({*states}) < len(states):
+        raise UserError.wrong("features.layer", f'"{text}"', "each layer once", place="--layers")
     if max(states) > depth:
         raise UserError(
             "features.layer",

@@ -234,9 +234,9 @@ def new_directory(
     """
     restore_replaced(path)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        _require_ours(path, ours)  # first: the other message suggests --force
         if not force:
             raise output_exists(path)
-        _require_ours(path, ours)
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(epath.Path(path)) as temporary:

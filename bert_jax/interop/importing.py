@@ -20,6 +20,7 @@ from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.interop.tf_checkpoint import is_tf, read_tf
 from bert_jax.model.section import Execution
 from bert_jax.runs.open_checkpoints import LoadedParams
+from bert_jax.runs.settings import CONFIG
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.library_tokenizer import PIPELINE_FILE
 from bert_jax.text.roberta_files import MERGES_FILE
@@ -58,10 +59,15 @@ def read_checkpoint(
         return read_sentence_transformers(source, tokenizer=given)
     if is_hf(source):
         return read_hf(source, tokenizer=given)
+    found, near = "no checkpoint", ""
+    if (source / CONFIG).exists():
+        found = "a run, which needs no import"
+    elif source.is_file() and is_hf(directory):
+        found, near = "a file", f'; did you mean "{directory}"?'
     raise UserError(
         "import.no_checkpoint",
-        "found no checkpoint, allowed: a directory from Hugging Face (config.json and "
-        "model.safetensors) or google-research/bert (*.index and *.data-*)",
+        f"found {found}, allowed: a directory from Hugging Face (config.json and "
+        f"model.safetensors) or google-research/bert (*.index and *.data-*){near}",
         place=source,
     )
 

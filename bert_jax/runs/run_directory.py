@@ -18,6 +18,7 @@ from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, HeadsSection, ModelSection
+from bert_jax.narration import tell
 from bert_jax.runs.settings import CONFIG, PROVENANCE, read_model, read_settings
 from bert_jax.section import Section, need
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -143,6 +144,8 @@ def claim_run(
             )
         if not (root / CONFIG).exists():
             _refuse_inside(root)
+            if files := [each.name for each in root.glob("[!.]*") if each.is_file()]:
+                tell(f"run_dir: {root} has other files, such as {min(files)}")
         else:
             run = open_run(root)
             _same_verb(run, verb)

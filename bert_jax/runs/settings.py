@@ -77,9 +77,11 @@ def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
     found = f"no {CONFIG} in it" if root.is_dir() else "no such directory"
     if root.exists() and not root.is_dir():
         found = "a file"
+    importable = allowed == RUN and (root / "config.json").exists()
+    remedy = "; `bert-jax import` makes a run of it" if importable else _other_runs(root)
     return UserError(
         "run.missing",
-        f"{found}{'' if root.exists() else within(root)}; allowed: {allowed}{_other_runs(root)}",
+        f"{found}{'' if root.exists() else within(root)}; allowed: {allowed}{remedy}",
         place=root,
     )
 
@@ -120,8 +122,9 @@ def _other_runs(root: epath.Path) -> str:
     """Returns a hint with runs in or beside a local directory, or ``""`` if there are none."""
     if is_remote(root):
         return ""
-    if (root.parent / CONFIG).is_file():
-        return f'; did you mean "{root.parent}"?'
+    for above in root.parents:
+        if (above / CONFIG).is_file():
+            return f'; did you mean "{above}"?'
     places = [place for place in (root, root.parent, epath.Path("runs")) if place.is_dir()]
     folders = [folder for place in places for folder in sorted(place.iterdir())]
     runs = {folder.name: str(folder) for folder in folders if (folder / CONFIG).is_file()}

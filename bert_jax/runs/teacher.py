@@ -136,6 +136,13 @@ def spread_layers(layers: Layers, *, teacher: int, student: int, place: str) -> 
 
     Raises UserError if there are not `student` increasing numbers below `teacher`.
     """
+    if student > teacher and layers == "every_kth":
+        raise UserError(
+            "teacher.layers",
+            f"the student has {student} layers, but the teacher has only {teacher}. Use a smaller "
+            "student, or null: it starts without the teacher's layers.",
+            place=place,
+        )
     if layers == "every_kth":
         layers = tuple(at * teacher // student for at in range(student))
     if len(layers) != student or sorted(set(layers)) != list(layers) or layers[-1] >= teacher:

@@ -87,6 +87,9 @@ def predict(
     """
     path = Path(output)
     _check_output(path, submission=submission, force=force)
+    if probabilities and (submission or path.suffix != ".csv"):
+        allowed = "a .csv; a .jsonl has all probabilities without this option"
+        raise UserError.wrong("predict.probabilities", path, allowed, place="--probabilities")
     check_batch_size(batch_size)
     arguments = {
         "run_dir": run_dir,
@@ -105,7 +108,7 @@ def predict(
         task = _task(run, on_error)
         files_of_task = (getattr(task, role, None) for role in TABLES)
         require_other_file(path, [input_path, *files_of_task])
-        if probabilities and not submission and path.suffix == ".csv":
+        if probabilities:
             _check_probabilities(run.heads)
         loaded, family, records = predict_run(
             run,

@@ -114,7 +114,14 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
 
     Raises UserError if a setting is missing or does not fit.
     """
-    section = need(config.submit, "submit", "submit")
+    if config.submit is None:
+        raise UserError(
+            "setting.needed",
+            "missing, but `bert-jax submit` needs it in the configuration. Or name the machines: "
+            "--on v5litepod-16.",
+            place="submit",
+        )
+    section = config.submit
     local = section.on == ("local",)
     if not local:
         section = with_gcloud_settings(section)

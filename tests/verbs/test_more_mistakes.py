@@ -278,3 +278,52 @@ def test_a_mistake_in_the_data_of_a_task_names_the_whole_setting(
     plain.write_text("word1 word2\nword1 word2 word3\n")
     task = f"finetune.task={{kind: token_classification, train: {plain}, dev: {plain}}}"
     says(refused("finetune", file, task), key="tokens.columns", remedy="one token on each line")
+
+
+def test_a_path_near_a_run_or_a_checkpoint_names_it(
+    tmp_path: Path, tuning: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(tuning["finetune"]["init_from"])
+    monkeypatch.chdir(tmp_path)
+    exported = tmp_path / "hf"
+    ok("export", run, exported)
+    for arguments in (
+        ("fill-mask", run / "checkpoints", "[MASK]"),
+        ("predict", next((run / "checkpoints").iterdir()), "out.jsonl"),
+    ):
+        says(refused(*arguments), key="run.missing", near=f'did you mean "{run}"?')
+    says(refused("predict", exported, "out.jsonl"), key="run.missing", remedy="bert-jax import")
+    line = refused("import", exported / "model.safetensors", tmp_path / "run")
+    says(line, key="import.no_checkpoint", near=f'did you mean "{exported}"?')
+    line = refused("import", run, tmp_path / "run")
+    says(line, key="import.no_checkpoint", found="a run, which needs no import")
+    # --force would not help here.
+    assert "add --force" not in refused("export", run, run)
+
+
+def test_outputs_and_options_without_effect_are_refused_before_work_is_done(
+    tmp_path: Path, tuning: dict[str, Any], config: dict[str, Any]
+) -> None:
+    run = tuning["finetune"]["init_from"]
+    line = refused("predict", run, tmp_path / "o.jsonl", "--probabilities")
+    says(line, key="predict.probabilities", place="--probabilities")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("word1\n")
+    line = refused("features", run, texts, tmp_path / "o.npz", "--layers", "1,1")
+    says(line, key="features.layer", place="--layers", found="1,1")
+    file = write_config(tmp_path / "c.yaml", config)
+    line = refused("plan", file, "--topology", "v5e:2x2", "--html", tmp_path)
+    says(line, key="output.directory", place=str(tmp_path))
+    line = refused("submit", file, "--dry-run", "--topology", "v5litepod-16")
+    says(line, key="command_line.unknown_option", near='did you mean "--on"?')
+    says(refused("submit", file, "--dry-run"), key="setting.needed", remedy="--on")
+
+
+def test_a_run_among_other_files_is_said(tmp_path: Path, tuning: dict[str, Any]) -> None:
+    output = tmp_path / "texts"
+    output.mkdir()
+    (output / "some.txt").write_text("word1\n")
+    file = write_config(tmp_path / "c.yaml", tuning | {"run_dir": str(output)})
+    assert f"run_dir: {output} has other files, such as some.txt" in ok(
+        "finetune", file, "finetune.epochs=1"
+    )
