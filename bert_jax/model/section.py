@@ -121,7 +121,12 @@ class PoolingSection(Section):
         return self.normalize if self.similarity is None else self.similarity == "cosine"
 
 
-PRETRAINED_HEADS: Final = ("pooler", "mlm", "next_sentence", "replaced_tokens")
+PRETRAINED_HEADS: Final = {
+    "pooler": "a pooler",
+    "mlm": "an MLM head",
+    "next_sentence": "a next-sentence head",
+    "replaced_tokens": "a replaced-token head",
+}
 
 
 class HeadsSection(Section):

@@ -8,12 +8,12 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.encoders.registry import read_model_section
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError, all_of, did_you_mean
 from bert_jax.files.read import read_text
 from bert_jax.files.remote import is_remote, within
 from bert_jax.files.seal import refuse_changed_yaml
 from bert_jax.files.yaml_file import MAX_BYTES, parse_yaml
-from bert_jax.model.section import HeadsSection, ModelSection
+from bert_jax.model.section import PRETRAINED_HEADS, HeadsSection, ModelSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.section import need
 
@@ -88,17 +88,15 @@ def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
 
 def describe(heads: HeadsSection) -> str:
     """Returns the heads of a model in words, such as ``no head but a pooler``."""
-    names = {"an MLM head": heads.mlm, "a next-sentence head": heads.next_sentence}
-    found = [name for name, there in names.items() if there]
+    found = [name for head, name in PRETRAINED_HEADS.items() if getattr(heads, head)]
     if heads.task is not None:
         found.append(f"a {heads.task.replace('_', '-')} head")
     if heads.embedding is not None:
         found.append("sentence embeddings")
-    if not found:
-        return "no head but a pooler" if heads.pooler else "no head and no pooler"
+    if heads.of_pretraining == {"pooler"} and len(found) == 1:
+        return "no head but a pooler"
     attention = " with left-to-right attention" if heads.causal else ""
-    *first, last = ["a pooler", *found] if heads.pooler else found
-    return (f"{', '.join(first)} and " if first else "") + last + attention
+    return f"{all_of(found)}{attention}" if found else "no head and no pooler"
 
 
 def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
