@@ -124,8 +124,7 @@ def test_every_step_from_a_checkpoint_to_its_export_works(
     # Every word has the pieces of its characters.
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     vocabulary = [*SPECIAL_PIECES, *characters, *(f"##{each}" for each in characters)]
-    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 128}
-    config = hf_config(vocab_size=len(vocabulary), **sizes)
+    config = hf_config(vocab_size=len(vocabulary), num_hidden_layers=1, max_position_embeddings=128)
     save(hf_model(BertForPreTraining, config), Path("start"))
     Path("start/vocab.txt").write_text("\n".join(vocabulary))
     assert _follow("howto/continue.md") == [
