@@ -172,6 +172,8 @@ def _allowed(kind: str, message: str) -> str:
         return _TYPES[kind]
     if kind == "too_short":
         return message.removeprefix("Tuple should have ").partition(" after")[0]
+    if kind == "string_pattern_mismatch":
+        return message.replace("String should match pattern", "text that matches")
     return message.removeprefix(_SHOULD_BE).removeprefix("Value error, ")
 
 

@@ -106,6 +106,14 @@ def fetch(source: str | os.PathLike[str]) -> Source:
     return Source(directory, pinned, pinned.replace("/", "--"), record)
 
 
+def push_name(name: str) -> str:
+    """Returns the name of a model to upload. Raises UserError if it is not ``owner/name``."""
+    name = name.removeprefix(MODELS)
+    if _HUB_NAME.fullmatch(name) is None or "@" in name:
+        raise UserError.wrong("hub.push_name", f'"{name}"', "owner/name", place="--push")
+    return name
+
+
 def push(directory: Path, name: str, *, private: bool, message: str) -> str:
     """Uploads a directory as a model and returns the URL of the commit.
 
@@ -113,10 +121,7 @@ def push(directory: Path, name: str, *, private: bool, message: str) -> str:
     files of the model are not deleted. Raises UserError if the name is invalid, there is no token,
     access is denied, or the hub does not answer.
     """
-    hub = library()
-    name = name.removeprefix(MODELS)
-    if _HUB_NAME.fullmatch(name) is None or "@" in name:
-        raise UserError.wrong("hub.push_name", f'"{name}"', "owner/name", place="--push")
+    hub, name = library(), push_name(name)
     with doing(f"pushing to {name}"), in_one_line(name, ""):
         api = hub.HfApi(endpoint=endpoint())
         api.create_repo(name, private=private, exist_ok=True)

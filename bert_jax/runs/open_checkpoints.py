@@ -163,8 +163,11 @@ def require_same_run(run: Run) -> None:
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
     """Returns AdamW's moments for loaded parameters, or None if the checkpoint has none.
 
-    Also returns None if the optimizer trained more than the run's own model, see `TRAINING_PARTS`.
+    Also returns None for a fine-tuned run, whose optimizer has other state, and if the optimizer
+    trained more than the run's own model, see `TRAINING_PARTS`.
     """
+    if run.is_fine_tuned:
+        return None
     section = run.section("optimizer", OptimizerSection, verb="export")
 
     def read(checkpoints: Checkpointer) -> MomentsState | None:

@@ -18,7 +18,7 @@ from bert_jax.interop.hf_checkpoint import write_hf
 from bert_jax.interop.hf_config import classes_for, format_of
 from bert_jax.interop.importing import read_checkpoint, to_device
 from bert_jax.interop.sentence_transformers import write_sentence_transformers
-from bert_jax.interop.sources import push
+from bert_jax.interop.sources import push, push_name
 from bert_jax.interop.stablehlo import PROGRAM, SIGNATURE, export_stablehlo
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.tensor_conversion import Pretrained
@@ -105,6 +105,8 @@ def export(
                 "export.option", f"with --to {to}", f"with --to {only}", place=option
             )
     require_local(output, verb="export")
+    if push_to is not None:
+        push_name(push_to)  # before the output is written
 
     def show(line: str) -> None:
         if console is not None:

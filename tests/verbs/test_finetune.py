@@ -187,6 +187,7 @@ def test_an_exported_run_classifies_alike_and_by_name(tuned: Path, tmp_path: Pat
     import torch
     import transformers
 
+    ok("export", tuned / "tuned", tmp_path / "tf", "--to", "tf")
     ok("export", tuned / "tuned", tmp_path / "hf")
     model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")

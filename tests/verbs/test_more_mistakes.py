@@ -317,6 +317,10 @@ def test_outputs_and_options_without_effect_are_refused_before_work_is_done(
     line = refused("submit", file, "--dry-run", "--topology", "v5litepod-16")
     says(line, key="command_line.unknown_option", near='did you mean "--on"?')
     says(refused("submit", file, "--dry-run"), key="setting.needed", remedy="--on")
+    says(refused("export", run, tmp_path / "hf", "--push", "name"), key="hub.push_name")
+    assert not (tmp_path / "hf").exists()
+    line = refused("submit", file, "--dry-run", "--name", "My Job")
+    says(line, key="setting.value", found="My Job", allowed="text that matches")
 
 
 def test_a_run_among_other_files_is_said(tmp_path: Path, tuning: dict[str, Any]) -> None:
