@@ -199,7 +199,7 @@ def _refuse_inside(root: epath.Path) -> None:
 
     A copy of the outer directory would include the run, and so would its removal.
     """
-    for above in () if is_remote(root) else epath.Path(absolute(root)).parents:
+    for above in () if is_remote(root) else epath.Path(absolute(str(root))).parents:
         dataset = (above / PROVENANCE).exists() and (above / "dataset_info.json").exists()
         if dataset or is_run(above):
             raise UserError(
