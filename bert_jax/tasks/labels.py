@@ -288,13 +288,13 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
             "classes, set finetune.task.problem=single_label"
         )
         return "regression", "labels are numbers with fractions", hint
-    commas = [row for row in rows if _COMMA.fullmatch(str(row.label))]
-    if labels and 2 * len(commas) > len(labels):
+    decimals = [row for row in rows if _COMMA.fullmatch(str(row.label))]
+    if labels and 2 * len(decimals) > len(labels):
         raise RowError(
             "label.decimal_comma",
-            f"found {commas[0].label}, a number with a comma, allowed: numbers with a point. "
+            f"found {decimals[0].label}, a number with a comma, allowed: numbers with a point. "
             "Write 3.5, or set finetune.task.problem=single_label if labels are names of classes.",
-            place=commas[0].place,
+            place=decimals[0].place,
         )
     _refuse_several(rows)
     whole = bool(labels) and len(numbers) == len(labels)
