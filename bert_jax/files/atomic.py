@@ -223,17 +223,21 @@ def new_directory(
     path: pathlib.Path,
     *,
     force: bool = False,
-    ours: Callable[[pathlib.Path], Sequence[str]] = lambda _: (),
+    ours: Callable[[pathlib.Path], Sequence[str]] | None = None,
 ) -> Iterator[pathlib.Path]:
     """Yields a temporary directory, and moves it to the local ``path`` after the block.
 
     With ``force``, replaces an existing directory when the new one is complete. If this program has
-    written a directory, `ours` returns the patterns of its own names in it; otherwise none. Raises
-    UserError if ``path`` contains files and ``force`` is False or a name matches no pattern, or if
-    ``path`` cannot be written.
+    written a directory, `ours` returns the patterns of its own names in it; otherwise none. A verb
+    without --force passes None. Raises UserError if ``path`` contains files and ``force`` is False
+    or a name matches no pattern, or if ``path`` cannot be written.
     """
     restore_replaced(path)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        if ours is None:
+            raise UserError(
+                "output.exists", "exists already. Choose another path, or delete it.", place=path
+            )
         _require_ours(path, ours)  # first: the other message suggests --force
         if not force:
             raise output_exists(path)
