@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -48,7 +49,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     run_step = StepPrograms.__call__
 
     def recorded(programs: StepPrograms, state: Any, batch: Any, *others: Any) -> Any:
-        found.append(np.asarray(batch["input_ids"]))
+        found.append(jax.device_get(batch["input_ids"]))  # explicit: the run refuses others
         return run_step(programs, state, batch, *others)
 
     monkeypatch.setattr(StepPrograms, "__call__", recorded)
