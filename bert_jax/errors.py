@@ -192,7 +192,7 @@ def error_to_json(error: KeyedError) -> dict[str, Any]:
     return {"kind": kind, "key": error.key, "message": error.message, "place": error.place}
 
 
-def error_from_json(found: Mapping[str, Any]) -> KeyedError:
-    """Returns the error that `error_to_json` encoded. A subclass becomes its base class."""
-    kind = _KINDS[found["kind"]]
+def error_from_json(found: Mapping[str, Any], kind: type[KeyedError] | None = None) -> KeyedError:
+    """Returns the error that `error_to_json` encoded. Without `kind`, its class is a base class."""
+    kind = kind or _KINDS[found["kind"]]
     return kind(found["key"], found["message"], place=found["place"])

@@ -25,7 +25,7 @@ def launcher_for(section: SubmitSection) -> Launcher:
 
     Raises UserError if its client library is not installed, or the project is not known.
     """
-    # Late imports: Google's clients take a second to load, and launchers import this module.
+    # Late imports: Google's clients take a second to load.
     if section.on == ("local",):
         from bert_jax.launch.local_launcher import LocalLauncher
 

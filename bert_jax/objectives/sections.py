@@ -151,7 +151,7 @@ _Tables: TypeAlias = Annotated[
 ]
 
 LEAST_WIDTH: Final = 8
-"""Lowest hidden size of a generator. LayerNorm leaves nothing of a single number."""
+"""Lowest hidden size of a generator. LayerNorm turns a single number into 0."""
 
 ELECTRA_MASKING: Final = MaskingSection(replace_with_mask=0.85, replace_with_random=0.0)
 

@@ -15,7 +15,7 @@ from typing import Final
 import pydantic
 
 from bert_jax.data.cores import available_cores
-from bert_jax.errors import RunStopped, UserError, not_installed
+from bert_jax.errors import RunStopped, error_from_json, not_installed
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
 from bert_jax.narration import Narrator
@@ -138,11 +138,10 @@ def _result(folder: Path, topology: str, title: str) -> CompiledStep:
         last = next((line.strip() for line in reversed(log) if line.strip()), "no message")
         raise _compiler_failed(title, last[:500])
     result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    for name, kind in (("unable", CannotPlan), ("refused", UserError)):
-        if name in result:
-            found = result[name]
-            error = kind(found["key"], found["message"], place=found["place"])
-            raise error if kind is CannotPlan else error.located(topology)
+    if "unable" in result:
+        raise error_from_json(result["unable"], CannotPlan)
+    if "refused" in result:
+        raise error_from_json(result["refused"]).located(topology)
     if (failed := result.get("failed")) is not None:
         error = _compiler_failed(title, failed)
         error.add_note(result["traceback"])  # for --debug

@@ -1,4 +1,4 @@
-"""Mistakes that once passed silently or lost a file end before a file changes, or are said."""
+"""Mistakes that once passed silently or lost a file: refused before a file changes, or noted."""
 
 import shutil
 from pathlib import Path

@@ -187,7 +187,7 @@ def main(folder: str) -> None:
     """Reads a request from a folder and writes ``{"step": …}`` into it.
 
     If compilation fails, writes other keys instead. ``refused`` (a user's mistake) and ``unable``
-    (a topology unknown to this libtpu) have the error's key, message and values. ``failed`` and
+    (a topology unknown to this libtpu) have the error, see `error_to_json`. ``failed`` and
     ``traceback`` describe other errors.
     """
     request = CompileRequest.model_validate_json(Path(folder, REQUEST).read_bytes())
