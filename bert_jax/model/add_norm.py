@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.kernels.norm import Dropped, norm_gradients, normalised, pre_norm_gradients
-from bert_jax.model.dropout import TileFactors, dropout, masked, scale_up, tile_factors
+from bert_jax.model.dropout import TileFactors, dropout, masked, tile_factors
 from bert_jax.model.elementwise import layer_norm
 from bert_jax.model.layers import Dense, LayerNorm, ScaledNorm
 
@@ -74,7 +74,7 @@ def _backward(
     x, scale, factors = kept
     dropped = None
     if factors is not None:
-        dropped = Dropped(*factors, scale_up=scale_up(rate, x.dtype))
+        dropped = Dropped(*factors, scale_up=1 / (1 - rate))
     found = norm_gradients(gradient, x, scale, eps=eps, dropped=dropped)
     vectors = _Vectors(found.of_term_bias, found.of_scale, found.of_bias)
     return found.of_sum, found.of_term, vectors, None

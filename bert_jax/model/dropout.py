@@ -10,8 +10,6 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.typing import DTypeLike
 
 from bert_jax.kernels.random_bits import (
     Factors,
@@ -21,6 +19,7 @@ from bert_jax.kernels.random_bits import (
     row_factors,
     tile_seeds,
 )
+from bert_jax.model.row_key import row_numbers
 
 Array = jax.Array
 TileFactors: TypeAlias = tuple[Factors, Factors]  # factors of rows and of columns
@@ -29,8 +28,8 @@ TileFactors: TypeAlias = tuple[Factors, Factors]  # factors of rows and of colum
 def dropout(x: Array, rate: float, key: Array | None, *, lines: Array | None = None) -> Array:
     """Drops elements of `x` [*tiles, rows, width] at `rate`, and scales up the others.
 
-    `key` is a threefry key. If it is None, as in evaluation, returns `x` unchanged. For `lines`,
-    see `tile_factors`.
+    `key` is a threefry key, or a key of `numbered_rows`. If it is None, as in evaluation, returns
+    `x` unchanged. For `lines`, see `tile_factors`.
     """
     if key is None or rate == 0.0:
         return x
@@ -45,6 +44,8 @@ def tile_factors(
     If the array has only some rows of each tile, `lines` are the indices of these rows in the whole
     tile: int32, broadcast to [*tiles, rows]. The rows then get the same bits as in the whole tile.
     If `lines` is None, the array has all rows in order.
+
+    The first axis of the array is the batch. A key of `numbered_rows` has the numbers of its rows.
     """
     *tiles, rows, width = shape
     first, second = tile_seeds(key, tuple(tiles))
@@ -52,6 +53,8 @@ def tile_factors(
     def numbered(count: int) -> Array:
         return jax.lax.broadcasted_iota(jnp.int32, (*tiles, count), len(tiles))
 
+    if not tiles:  # the rows are rows of the batch
+        lines = row_numbers(key, rows)
     of_rows = numbered(rows) if lines is None else jnp.broadcast_to(lines, (*tiles, rows))
     row_words = line_words(of_rows, first[..., None])
     column_words = line_words(numbered(width), second[..., None])
@@ -69,14 +72,14 @@ def kept_elements(factors: TileFactors) -> Array:
     return kept(tuple(down), tuple(across))
 
 
-def scale_up(rate: float, dtype: DTypeLike) -> float:
-    """Returns the scale of kept elements, 1 / (1 − rate), rounded to a dtype."""
-    return float(np.asarray(1 / (1 - rate), dtype))
-
-
 def masked(x: Array, factors: TileFactors, rate: float) -> Array:
-    """Drops elements of `x` [*tiles, rows, width], and scales up the others."""
-    return jnp.where(kept_elements(factors), x * scale_up(rate, x.dtype), 0)
+    """Drops elements of `x` [*tiles, rows, width], and scales up the others by 1 / (1 − rate).
+
+    The product is computed in float32. A scale in bfloat16 would change the mean: at a rate of 0.1,
+    it is 0.16% too small.
+    """
+    scaled = (x.astype(jnp.float32) * (1 / (1 - rate))).astype(x.dtype)
+    return jnp.where(kept_elements(factors), scaled, 0)
 
 
 def _drop_forward(x: Array, factors: TileFactors, rate: float) -> tuple[Array, TileFactors]:

@@ -122,6 +122,18 @@ def test_bfloat16_error_is_no_larger_than_xlas(half: str) -> None:
     assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
 
 
+@pytest.mark.parametrize("norm", ["fused", "xla"])
+def test_dropout_keeps_the_mean_of_a_bfloat16_gradient(norm: str) -> None:
+    rate = 0.1
+    of_residual, of_product = (
+        np.asarray(each, np.float64)
+        for each in end(norm, *drawn(4, 256, 256, jnp.bfloat16), rate=rate)[0][:2]
+    )
+    kept = of_product != 0
+    size = abs(of_product[kept]).sum() * (1 - rate) / abs(of_residual[kept]).sum()
+    assert size == pytest.approx(1, abs=1e-4)
+
+
 @pytest.mark.parametrize("ratio", [0, 100, 3000])
 def test_a_large_mean_costs_no_precision(ratio: int) -> None:
     """The mean is `ratio` standard deviations. The error is only float32 rounding."""

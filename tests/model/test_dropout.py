@@ -54,6 +54,17 @@ def test_dropped_elements_get_no_gradient() -> None:
     np.testing.assert_array_equal(np.asarray(gradient), np.asarray(out))
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.15])
+def test_it_keeps_the_mean_of_bfloat16_states_and_gradients(rate: float) -> None:
+    x = 1 + jax.random.uniform(jax.random.key(0), (1024, 512), jnp.bfloat16)
+    out, pull = jax.vjp(lambda y: dropout(y, rate, jax.random.key(1)), x)
+    (gradient,) = pull(x)
+    for found in (out, gradient):
+        kept = np.asarray(found, np.float64)[found != 0]
+        sent = np.asarray(x, np.float64)[found != 0]
+        assert kept.sum() * (1 - rate) / sent.sum() == pytest.approx(1, abs=1e-4)
+
+
 def masks(rate: float, *, seed: int = 0) -> np.ndarray:
     """Returns a mask scaled to mean 0 and standard deviation 1, float64 [ROWS, WIDTH]."""
     kept = np.asarray(dropout(jnp.ones((ROWS, WIDTH)), rate, jax.random.key(seed))) > 0
