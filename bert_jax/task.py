@@ -34,7 +34,8 @@ HostBatch: TypeAlias = Mapping[str, np.ndarray]
 # A metric stays a (sum, count) pair until it is reported. Pairs of microbatches, batches and hosts
 # can be added; means cannot.
 Metrics: TypeAlias = "dict[str, tuple[jax.Array, jax.Array]]"
-Sums: TypeAlias = Mapping[str, tuple[float, float]]
+# Metrics on the host. In evaluations, a pair may also be two arrays, such as histograms.
+Sums: TypeAlias = Mapping[str, tuple[Any, Any]]
 
 
 class Watch(Protocol):
@@ -96,9 +97,12 @@ class ChangingTransform(RowTransform, Protocol):
 
 
 class Rngs(NamedTuple):
-    """Random keys of a batch or microbatch (threefry)."""
+    """Random keys of a batch or microbatch, with the numbers of its rows.
 
-    draws: jax.Array  # for draws of the task; in evaluation, a function of the batch's index
+    See `bert_jax.model.row_key`. Each is a threefry key for a whole batch.
+    """
+
+    draws: jax.Array  # for draws of the task; in evaluation, rows have the numbers of examples
     dropout: jax.Array | None  # None in evaluation
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -19,6 +20,8 @@ from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.initial import Constant
 from bert_jax.model.layers import subkey
+from bert_jax.model.post_norm import embeddings_alone, embeddings_of
+from bert_jax.model.row_key import row_keys
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.metrics import PlateauWatch, means, summed, token_weights
 from bert_jax.objectives.sections import (
@@ -46,6 +49,10 @@ ZERO: Final = Constant(0.0)
 GENERATOR_HEADS: Final = HeadsSection(pooler=False, next_sentence=False)
 # Added to both divisors, as in google-research/electra `run_pretraining.py`.
 EPSILON: Final = 1e-6
+HISTOGRAMS: Final = "logits_of_tokens"  # metric of evaluations: histograms instead of sums
+# Bins have a width of 0.001 and cover logits of -32 to 32. Larger logits are in the last bins.
+BINS: Final = 2**16
+BINS_PER_UNIT: Final = 2**10
 
 
 class Corrupted(NamedTuple):
@@ -100,14 +107,13 @@ class ReplacedTokenDetection:
         model = encoder_builder(self.architecture, self.execution, self.heads)()
         generator = encoder_builder(self.generator, self.execution, GENERATOR_HEADS)()
         if self.embedding_sharing != "none":
-            ours, theirs = _embeddings(model), _embeddings(generator)
+            ours, theirs = embeddings_of(model), embeddings_of(generator)
             shared = {name: getattr(ours, name) for name in self._tables(ours)}
             for name, table in shared.items():
                 setattr(theirs, name, table)
             if self.embedding_sharing == "gradient_disentangled":
                 zeros = {name: table.replace(initial=ZERO) for name, table in shared.items()}
-                below = nnx.Dict(encoder=nnx.Dict(embeddings=nnx.Dict(**zeros)))
-                setattr(model, DELTAS, below)
+                setattr(model, DELTAS, embeddings_alone(zeros))
         setattr(model, GENERATOR, generator)
         model.groups = ParameterGroups(
             (
@@ -168,7 +174,7 @@ class ReplacedTokenDetection:
         weights_BL = token_weights(batch)
         metrics |= _detection(logits_BL, seen.is_replaced, weights_BL)
         if rngs.dropout is None:
-            metrics |= _area_under_curve(logits_BL, seen.is_replaced, weights_BL)
+            metrics |= _histograms(logits_BL, seen.is_replaced, weights_BL)
         found = metrics["replaced_loss"][0] / divisors["replaced"]
         return metrics["mlm_loss"][0] / divisors["mlm"] + self.weight * found, metrics
 
@@ -178,7 +184,7 @@ class ReplacedTokenDetection:
         The gradient of a sum goes to the delta alone.
         """
         model = nnx.clone(model)
-        ours, deltas = _embeddings(model), getattr(model, DELTAS).encoder.embeddings
+        ours, deltas = embeddings_of(model), embeddings_of(getattr(model, DELTAS))
         for name in self._tables(ours):
             table = getattr(ours, name)
             total = jax.lax.stop_gradient(table[...]) + deltas[name][...]
@@ -212,19 +218,21 @@ class ReplacedTokenDetection:
         """
         names = [name for name in sums if name.startswith(("mlm_", "replaced_"))]
         scores = means(sums, *names)
+        if HISTOGRAMS in sums:
+            scores["replaced_auc"] = _area_under_curve(*sums[HISTOGRAMS])
         return {"loss": scores["mlm_loss"] + self.weight * scores["replaced_loss"], **scores}
 
 
-def _embeddings(model: EncoderModel) -> Any:
-    encoder: Any = model.encoder
-    return encoder.embeddings
-
-
 def drawn(logits_BPV: Float[Array, "batch predictions vocab"], key: Array) -> Array:
-    """Returns pieces drawn from the softmax of the logits, int32 [B, P]."""
+    """Returns pieces drawn from the softmax of the logits, int32 [B, P].
+
+    `key` has the numbers of the rows. The pieces of a row depend on its number, not on other rows.
+    """
     # Flat rows, as in `cross_entropy`: another shape would require a copy of the logits.
-    flat_NV = logits_BPV.reshape(-1, logits_BPV.shape[-1])
-    return jax.random.categorical(key, flat_NV).astype(jnp.int32).reshape(logits_BPV.shape[:-1])
+    *shape, vocab = logits_BPV.shape
+    flat_NV = logits_BPV.reshape(-1, vocab)
+    drawn_N = jax.vmap(jax.random.categorical)(row_keys(key, len(flat_NV)), flat_NV)
+    return drawn_N.astype(jnp.int32).reshape(shape)
 
 
 def corrupted(batch: Batch, pieces_BP: Int[Array, "batch predictions"]) -> Corrupted:
@@ -257,21 +265,26 @@ def _detection(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
     }
 
 
-def _area_under_curve(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
-    """Returns the area under the ROC curve over all tokens of the batch, [B, L].
+def _histograms(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
+    """Returns how many replaced and how many original tokens have a logit in each bin, [BINS]."""
+    bins = jnp.floor(logits.astype(jnp.float32) * BINS_PER_UNIT) + BINS // 2
+    places = jnp.clip(bins, 0, BINS - 1).astype(jnp.int32)
+    empty = jnp.zeros(BINS, jnp.float32)
+    replaced, original = (
+        empty.at[places].add(each * weights) for each in (is_replaced, 1 - is_replaced)
+    )
+    return {HISTOGRAMS: (replaced, original)}
+
+
+def _area_under_curve(replaced: Any, original: Any) -> float:
+    """Returns the area under the ROC curve from two histograms.
 
     It is the share of pairs in which the replaced token has a higher logit than the original one;
-    equal logits count as half. An evaluation adds up the pairs of its batches.
+    two logits in a bin count as half. Without a pair, it is 0.
     """
-    is_original = (1 - is_replaced) * weights
-    originals = jnp.sort(jnp.where(is_original > 0, logits, jnp.inf), axis=None)
-    lower, not_higher = (
-        jnp.searchsorted(originals, logits, side=side).astype(jnp.float32)
-        for side in ("left", "right")
-    )
-    replaced = is_replaced * weights
-    won = (replaced * (lower + not_higher) / 2).sum()
-    return {"replaced_auc": (won, replaced.sum() * is_original.sum())}
+    replaced, original = np.atleast_1d(replaced), np.atleast_1d(original)
+    won = replaced @ (np.cumsum(original) - original / 2)
+    return float(won / max(replaced.sum() * original.sum(), 1.0))
 
 
 def make(

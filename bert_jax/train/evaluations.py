@@ -11,7 +11,7 @@ from bert_jax.errors import Diverged, commas
 from bert_jax.narration import doing
 from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.stop_signal import STOP, EvaluationCut
-from bert_jax.task import Batch, Params, Task
+from bert_jax.task import Batch, Params, Sums, Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.compiled import describe_batch, lower_evaluation_step
@@ -76,7 +76,7 @@ class Evaluator:
 
         Raises Diverged if a score is not finite.
         """
-        totals: dict[str, tuple[float, float]] = {}
+        totals: Sums = {}
         program = self.compile(params, frozen)
         with contextlib.ExitStack() as opened:
             with waiting_for_input():

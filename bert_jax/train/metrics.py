@@ -1,22 +1,27 @@
 """Metrics as sums and counts, and the training speed between two reports."""
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from bert_jax.parallel.accelerators import peak_flops
 from bert_jax.task import Metrics, Sums
 
 
-def to_host(metrics: Metrics) -> dict[str, tuple[float, float]]:
+def to_host(metrics: Metrics) -> dict[str, tuple[Any, Any]]:
     """Copies metrics to the host. This is the only device-to-host copy of a step."""
-    return {name: (float(s), float(c)) for name, (s, c) in jax.device_get(metrics).items()}
+
+    def wide(value: Any) -> Any:
+        return np.asarray(value, np.float64) if np.ndim(value) else float(value)
+
+    return {name: (wide(s), wide(c)) for name, (s, c) in jax.device_get(metrics).items()}
 
 
-def add(left: Sums, right: Sums) -> dict[str, tuple[float, float]]:
+def add(left: Sums, right: Sums) -> dict[str, tuple[Any, Any]]:
     """Adds sums and counts by name."""
-    total = dict(left)
+    total: dict[str, tuple[Any, Any]] = dict(left)
     for name, (value, count) in right.items():
         old_value, old_count = total.get(name, (0.0, 0.0))
         total[name] = (old_value + value, old_count + count)

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from bert_jax.model.row_key import numbered_rows
 from bert_jax.optim.optimizer import MomentsState, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate
 from bert_jax.parallel.compiling import made_once
@@ -46,7 +47,7 @@ TrainStep = Callable[
 STEP_METRICS: Final = ("learning_rate", "gradient_norm")
 HEALTHY: Final = "healthy"
 
-# Index of the subkey for draws. Models and microbatches use small indices.
+# Index of the subkey for draws. Models use small indices.
 _DRAWS: Final = 2**31 - 1
 
 
@@ -67,7 +68,8 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
     share one program. The schedule is evaluated at the number of applied updates.
 
     The loss of each of the `accumulation` microbatches is divided by counts over the global batch.
-    So accumulation reduces memory and does not change the loss.
+    Rows have the dropout masks and draws of their places in the global batch. So accumulation
+    reduces memory and does not change the loss.
 
     If loss or gradient are not finite or exceed their limits, the step leaves the state unchanged
     and marks it as unhealthy. Later steps leave an unhealthy state unchanged, until the host
@@ -163,15 +165,18 @@ def _squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
 def make_evaluation_step(task: Task, model: ModelDefinition) -> EvaluationStep:
     """Returns ``step(params, batch, frozen, index) -> metrics``, without dropout.
 
-    The key of draws is a function of the batch's index alone, so evaluations are reproducible.
+    `index` is the index of the batch. The draws of a row are a function of the number of its
+    example, ``index * rows + row``. So they do not depend on the batch size.
     """
 
     def step(params: Params, batch: Batch, frozen: Params, index: jax.Array) -> Metrics:
+        rows = len(next(iter(batch.values())))
+        key = jax.random.key(0, impl="threefry2x32")
         _, metrics = task.loss(
             nnx.merge(model.graphdef, params),
             batch,
             divisors=task.divisors(batch),
-            rngs=Rngs(jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), index), None),
+            rngs=Rngs(numbered_rows(key, first=index * rows, step=1, rows=rows), None),
             frozen=bind(task, frozen),
         )
         return metrics
@@ -194,7 +199,7 @@ def accumulate(
 ) -> tuple[jax.Array, Metrics, Params]:
     """Returns loss, metrics and gradients, summed over `parts` microbatches in a loop.
 
-    `key` is the dropout key of the step.
+    `key` is the dropout key of the step. Each microbatch has the masks of the whole batch.
     """
     if parts == 1:
         (value, metrics), grads = grad(params, batch, key)
@@ -203,7 +208,7 @@ def accumulate(
 
     def add(total: Any, part: tuple[jax.Array, Mapping[str, jax.Array]]) -> tuple[Any, None]:
         index, microbatch = part
-        (value, metrics), grads = grad(params, microbatch, jax.random.fold_in(key, index))
+        (value, metrics), grads = grad(params, microbatch, part_key(key, index, microbatch, parts))
         return jax.tree.map(jnp.add, total, (value, metrics, grads)), None
 
     first = jax.tree.map(lambda array: array[0], microbatches)
@@ -221,3 +226,9 @@ def cut(array: jax.Array, parts: int) -> jax.Array:
     rows = array.shape[0]
     cut = array.reshape(rows // parts, parts, *array.shape[1:]).swapaxes(0, 1)
     return constrain(cut, "microbatches", "batch", *("rest",) * (array.ndim - 1))
+
+
+def part_key(key: jax.Array, index: jax.Array, part: Batch, parts: int) -> jax.Array:
+    """Returns the key of part `index` of `cut`. `key` is the key of the whole batch."""
+    rows = len(next(iter(part.values())))
+    return numbered_rows(key, first=index, step=parts, rows=rows)

@@ -22,6 +22,7 @@ from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.sections import ElectraObjectiveSection, GeneratorSection
 from bert_jax.task import DELTAS, GENERATOR
 from bert_jax.train.checkpointer import with_deltas
+from bert_jax.train.metrics import to_host
 from bert_jax.train.state import define_model, named
 from tests.interop.hf_checkpoints import under_their_names
 from tests.model.parts import fresh_params, model_of
@@ -104,12 +105,12 @@ def test_loss_and_gradients_equal_the_papers_formula(
     whole.backward()
 
     assert float(loss) == pytest.approx(whole.item(), rel=1e-6)
-    scores = task.score({name: (float(s), float(c)) for name, (s, c) in metrics.items()})
+    scores = task.score(to_host(metrics))
     assert scores["mlm_loss"] == pytest.approx(mlm.item(), rel=1e-6)
     real = (mask > 0).numpy()
     logits_found, labels_found = found.detach().numpy()[real], replaced.numpy()[real]
     area = roc_auc_score(labels_found, logits_found)
-    assert scores["replaced_auc"] == pytest.approx(area)
+    assert scores["replaced_auc"] == pytest.approx(area, abs=1e-4)  # bins of logits
     hits = (logits_found > 0) & (labels_found > 0)
     assert scores["replaced_recall"] == pytest.approx(hits.sum() / labels_found.sum())
     assert scores["replaced_precision"] == pytest.approx(hits.sum() / (logits_found > 0).sum())

@@ -17,7 +17,7 @@ from bert_jax.tasks.embedding.section import EmbeddingLossSection
 from bert_jax.tasks.embedding.tuples import SCORE, TEXTS
 from bert_jax.tasks.task import FinetuneTask, logits
 from bert_jax.train.state import define_model
-from bert_jax.train.step import cut
+from bert_jax.train.step import cut, part_key
 
 _LARGEST_SCALE = 100.0  # limit of a learned 1/temperature, as in CLIP (arXiv 2103.00020)
 
@@ -123,7 +123,9 @@ class EmbeddingTask(FinetuneTask):
         @jax.checkpoint
         def encode(of_chunk: tuple[jax.Array, Batch]) -> jax.Array:
             index, chunk = of_chunk
-            key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
+            key = None
+            if dropout_key is not None:
+                key = part_key(dropout_key, index, chunk, self.chunks)
             return logits(nnx.merge(graphdef, params), chunk, dropout_key=key)
 
         chunks = {name: cut(array, self.chunks) for name, array in inputs.items()}
