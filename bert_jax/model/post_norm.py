@@ -260,6 +260,16 @@ POST_NORM_GROUPS: Final = (
 """The groups of the encoder's parameters."""
 
 
+def embeddings_of(model: Any) -> Any:
+    """Returns the part of a model, or of `embeddings_alone`, that has the embedding tables."""
+    return model.encoder.embeddings
+
+
+def embeddings_alone(tables: Mapping[str, nnx.Variable[Any]]) -> nnx.Module:
+    """Returns a module with only these embedding tables, at their paths in a model."""
+    return nnx.Dict(encoder=nnx.Dict(embeddings=nnx.Dict(**tables)))
+
+
 def shared_groups(groups: ParameterGroups, architecture: PostNormArchitecture) -> ParameterGroups:
     """Returns the groups of an architecture whose layers share parameters."""
     return groups.shared(
@@ -287,6 +297,9 @@ def post_norm_limit(
         most = longest_rows(heads=heads, columns=architecture.head_dim, itemsize=itemsize)
         if longest <= most:
             return None
+        if not most:
+            found = f"{heads} heads of {architecture.head_dim} columns on a device"
+            return Limit(found, "smaller or fewer heads, up to 128 columns each")
         allowed = f"up to {most} with this model's heads and dtype"
         return Limit(f"rows of {longest} tokens", allowed)
     inner = architecture.intermediate_size // parts["mlp"]
