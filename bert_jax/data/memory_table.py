@@ -100,7 +100,7 @@ class MemoryTable:
                     place="column",
                 )
 
-    def has(self, column: str, *, width: int) -> bool:
+    def has(self, column: str | None, *, width: float = math.inf) -> bool:
         """Returns whether any row is a dict with `column` or a tuple of at least `width` values."""
         return any(
             column in row if isinstance(row, dict) else isinstance(row, tuple) and len(row) >= width

@@ -1,9 +1,7 @@
 """Checks that the inputs of a configuration exist and fit together. Does not import JAX."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -11,14 +9,12 @@ from etils import epath
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.schema import check_row_length
-from bert_jax.data.tables import read_table
 from bert_jax.files.hub import is_dataset_file, library
-from bert_jax.files.read import read_json_object, require_file
+from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.sources import CONFIGS, is_checkpoint, is_hub_name
 from bert_jax.model.section import ModelSection
-from bert_jax.objectives.registry import Registered, check_architecture, check_pairing
-from bert_jax.objectives.sections import DistillObjectiveSection
+from bert_jax.objectives.registry import Registered, check_architecture, check_pairing, teacher_of
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.settings import (
@@ -30,13 +26,7 @@ from bert_jax.runs.settings import (
     require_mlm_head,
 )
 from bert_jax.section import under
-from bert_jax.tasks.embedding.retrieval import files_of
-from bert_jax.tasks.embedding.section import EmbeddingSection
-from bert_jax.tasks.family import row_errors
-from bert_jax.tasks.glue.family import GlueSection, directory_of
-from bert_jax.tasks.glue.tfds import NAME as TFDS
-from bert_jax.tasks.section import FinetuneSection
-from bert_jax.tasks.table import TableSection
+from bert_jax.tasks.section import FinetuneSection, TaskSection
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.special_rows import MASKS
 from bert_jax.text.vocabulary import split_at_masks
@@ -109,8 +99,8 @@ def pretraining_inputs(
     yield "tokenizer", check_tokenizer
     yield "model", check_model
     yield "schedule", check_schedule
-    if isinstance(objective, DistillObjectiveSection) and is_hub_name(objective.teacher):
-        yield "objective", lambda: _unread(objective.teacher)
+    if (teacher := teacher_of(objective)) is not None and is_hub_name(teacher):
+        yield "objective", lambda: _unread(teacher)
     for index, phase in enumerate(train.phases):
         key = f"train.phases.{index}"
         yield "dataset", partial(check_dataset, phase.dataset, phase, key, evaluation=False)
@@ -158,15 +148,8 @@ def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
     yield "init_from", lambda: check_origin(section.init_from, fits)
     if (teacher := section.distill_from) is not None:
         yield "distill_from", lambda: check_origin(teacher, fits)
-    task = section.task
-    if isinstance(task, GlueSection):
-        if task.data != TFDS:
-            yield "task", lambda: _glue(task)
-        return
-    table = task if isinstance(task, TableSection | EmbeddingSection) else None
-    for role in ("train", "dev", "test"):
-        if (path := getattr(task, role, None)) is not None:
-            yield "task", lambda role=role, path=path: _file(path, table, role)
+    for name, path in section.task.inputs.items():
+        yield "task", partial(_check_input, section.task, name, path)
 
 
 def check_origin(origin: str, fits: Callable[[Any], None] = lambda architecture: None) -> str:
@@ -211,33 +194,9 @@ def require_fill_mask_inputs(source: str, texts: Sequence[str]) -> None:
         raise missing_run(root, allowed=RUN_OR_CHECKPOINT)
 
 
-def _glue(task: GlueSection) -> str:
-    if not is_remote(task.data):
-        directory_of(task)
-    return f"found {task.data}"
-
-
-def _file(path: str, table: TableSection | EmbeddingSection | None, role: str) -> str:
-    """Checks that a file exists, and that the first row of a table has the task's columns."""
+def _check_input(task: TaskSection, name: str, path: str) -> str:
     if is_remote(path):
         return _unread(path)
-    if isinstance(table, EmbeddingSection) and table.directory(role) is not None:
-        for file in files_of(path, role):
-            require_file(file)
-        return f"found {path}"
-    require_file(path)
-    if table is not None:
-        errors = row_errors(table.on_error, role)
-        rows = read_table(Path(path), delimiter=table.delimiter, errors=errors)
-        asked = _columns(table, role)
-        with under("finetune", FinetuneSection):
-            errors.kept(itertools.islice(rows, 1), lambda row: row.require(asked))
+    with under("finetune", FinetuneSection):
+        task.check_input(name)
     return f"found {path}"
-
-
-def _columns(table: TableSection | EmbeddingSection, role: str) -> list[tuple[str, str | None]]:
-    """Returns the columns that a table must have, by setting."""
-    if isinstance(table, EmbeddingSection):
-        return table.columns(role).required
-    asked = [("task.text", table.text), ("task.pair", table.pair), ("task.id", table.id)]
-    return asked if role == "test" else [*asked, ("task.label", table.label)]

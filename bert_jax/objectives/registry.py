@@ -77,6 +77,11 @@ def masking_of(section: Registered) -> MaskingSection | None:
     return getattr(section, "masking", None)
 
 
+def teacher_of(section: Registered) -> str | None:
+    """Returns the name of the teacher of an objective, or None if it has none."""
+    return getattr(section, "teacher", None)
+
+
 def without_functions(section: Registered) -> Registered:
     """Returns an objective without functions of the user, which change no shapes."""
     if (masking := masking_of(section)) is None:

@@ -17,10 +17,6 @@ from bert_jax.section import ModelPathText, Section, as_tuple
 from bert_jax.task import RowTransform
 from bert_jax.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    pass
-
-
 PairTask = Literal["nsp", "sop"]
 WITHOUT_PAIRS: Final[tuple[PairingKind, ...]] = ("full_sentences", "doc_sentences")
 
@@ -38,6 +34,8 @@ class ObjectiveSection(Section):
     """The heads that the objective trains. The model of a run has only these heads."""
     pairings: ClassVar[tuple[PairingKind, ...]]
     """The allowed pairing kinds of datasets."""
+    pair: ClassVar[PairTask | None] = None
+    """The task of the pair head, if the objective trains it."""
     has_second_model: ClassVar[bool] = False
     """Whether the objective needs a model beside the run's. All phases then have this objective."""
 
@@ -62,8 +60,6 @@ class MaskedObjectiveSection(ObjectiveSection):
     Attributes:
         masking: masking of training rows.
     """
-
-    pair: ClassVar[PairTask | None] = None
 
     masking: MaskingSection = MaskingSection()
 

@@ -6,17 +6,16 @@ Reads tables of questions: SWAG, CODAH, or a table with named columns.
 import csv
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import numpy as np
 import pydantic
 
-from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.row_errors import OnError, RowErrors
+from bert_jax.data.row_errors import RowErrors
 from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
-from bert_jax.data.tables import Delimiter
+from bert_jax.data.tables import TableRow
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.files.atomic import write_whole
 from bert_jax.tasks.choice_table import (
@@ -24,19 +23,21 @@ from bert_jax.tasks.choice_table import (
     ChoiceQuestion,
     ChoiceTable,
     numbers_of,
+    read_bare,
     read_choices,
 )
 from bert_jax.tasks.family import (
+    Columns,
     DataRequest,
     Encoded,
     Family,
-    FilesSection,
     Record,
+    RowsSection,
     Split,
     content_hash,
     count_notes,
     needs_labels,
-    row_errors,
+    no_rows,
     task_heads,
 )
 from bert_jax.text.tokenizer import Tokenizer
@@ -56,8 +57,10 @@ _PRESETS: Final[dict[str, dict[str, Any]]] = {
 _NEEDED: Final = ("text", "choices", "label")
 
 
-class MultipleChoiceSection(FilesSection):
+class MultipleChoiceSection(RowsSection):
     """Tables of questions, with one row per question."""
+
+    text_column = "text"
 
     kind: Literal["multiple_choice"] = "multiple_choice"
     format: Literal["swag", "codah", "columns"] = "columns"
@@ -71,12 +74,6 @@ class MultipleChoiceSection(FilesSection):
     differ in length, as in ARC."""
     label: str | None = None
     """Column of the correct choice."""
-    id: str | None = None
-    """Column of the ids. By default, `id` if that column exists, otherwise the row index."""
-    delimiter: Delimiter | None = None
-    """Separator of columns. By default, a comma in a .csv and a tab in a .tsv."""
-    on_error: OnError = "stop"
-    """`skip`: skip and count malformed rows. See `on_error` of `table`."""
     header: bool = True
     """Whether the first line is a header. If not, the columns are named "0", "1", …"""
     label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
@@ -127,6 +124,20 @@ class MultipleChoiceSection(FilesSection):
         found = {name: getattr(self, name) for name in ChoiceColumns._fields}
         return ChoiceColumns(**(found | _PRESETS.get(self.format, {})))
 
+    def required(self, role: str) -> Columns:
+        """Returns the columns of texts and ids, and of labels if the role needs them."""
+        of = self.columns
+        texts = [("task.text", of.text), ("task.stem", of.stem)]
+        choices = [("task.choices", name) for name in of.choices]
+        label = [("task.label", of.label)] if needs_labels(role) else []
+        return [*texts, *choices, ("task.id", of.id), *label]
+
+    def read(self, path: Path, errors: RowErrors) -> Iterator[TableRow]:
+        """Returns the rows of a file, which may lack a header."""
+        if self.columns.header:
+            return super().read(path, errors)
+        return read_bare(path, self.delimiter, errors)
+
     def open(self, request: DataRequest) -> Family:
         """Opens the tables.
 
@@ -138,16 +149,12 @@ class MultipleChoiceSection(FilesSection):
         notes: list[str] = []
         for role in request.roles:
             path = request.source(self, role)
-            in_memory = isinstance(path, MemoryTable)
-            errors = RowErrors() if in_memory else row_errors(self.on_error, role)
+            rows, errors = self.rows(path, role)
             tables[role] = table = read_choices(
-                path,
-                self.columns,
-                delimiter=self.delimiter,
-                labelled=needs_labels(role),
-                errors=errors,
+                rows, self.columns, self.required(role), labelled=needs_labels(role), errors=errors
             )
-            questions = table.questions
+            if not (questions := table.questions):
+                raise no_rows(path, errors)
             splits[role] = split = ChoiceSplit(questions, request.tokenizer, request.max_length)
             notes += errors.note(path, kept=len(questions)) + count_notes(path, split.findings)
             fewest, most = table.widths

@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.row_errors import RowError, RowErrors
-from bert_jax.data.tables import Delimiter, TableRow, ragged, read_fields, read_table
+from bert_jax.data.tables import Delimiter, TableRow, ragged, read_fields
 from bert_jax.errors import UserError
 from bert_jax.files.read import is_whole
-from bert_jax.tasks.family import no_rows
+from bert_jax.tasks.family import Columns
 from bert_jax.tasks.labels import UNKNOWN, canonical, number_of, unknown_label
 
 
@@ -49,24 +48,19 @@ class ChoiceTable(NamedTuple):
 
 
 def read_choices(
-    path: Path | MemoryTable,
+    table: Iterable[TableRow],
     columns: ChoiceColumns,
+    required: Columns,
     *,
-    delimiter: Delimiter | None = None,
     labelled: bool,
     errors: RowErrors,
 ) -> ChoiceTable:
     """Reads a table of questions. If `labelled` is set, every question must have a label.
 
-    Raises UserError if a column is missing, if the table is empty, or as `read_table`. Raises
-    RowError for a row with a wrong number of fields, an empty choice, or a missing or unknown
-    label.
+    Raises UserError if a `required` column is missing, and RowError for an empty choice, or a
+    missing or unknown label.
     """
-    required = [("task.text", columns.text), *(("task.choices", name) for name in columns.choices)]
-    required += [("task.stem", columns.stem), ("task.id", columns.id)]
-    required += [("task.label", columns.label)] if labelled else []
-
-    numbers: set[int] = set()
+    numbers = set[int]()
 
     def question(row: TableRow) -> ChoiceQuestion:
         row.require(required)
@@ -75,21 +69,10 @@ def read_choices(
             raise RowError.wrong("choice.no_label", "no label", "one in each row", place=row.place)
         return found
 
-    table: Iterable[TableRow]
-    if isinstance(path, MemoryTable):
-        stem = [] if columns.stem is None else [columns.stem]
-        table = path.named([columns.text, *stem, *columns.choices])
-    elif columns.header:
-        table = read_table(path, delimiter=delimiter, errors=errors)
-    else:
-        table = _read_bare(path, delimiter, errors)
-    questions = errors.kept(table, question)
-    if not questions:
-        raise no_rows(path, errors)
-    return ChoiceTable(questions, numbers)
+    return ChoiceTable(errors.kept(table, question), numbers)
 
 
-def _read_bare(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> Iterator[TableRow]:
+def read_bare(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> Iterator[TableRow]:
     """Yields the rows of a table without a header. Columns are named "0", "1", and so on."""
     if path.suffix not in (".csv", ".tsv"):
         raise UserError(

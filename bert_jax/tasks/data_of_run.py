@@ -45,7 +45,7 @@ def open_data(
         evaluation = read_evaluation(run, step=step)
         if evaluation is not None:
             tuned = evaluation.scores
-        elif getattr(task, "tunes_threshold", False):
+        elif task.tunes_threshold:
             raise UserError(
                 "squad.no_threshold",
                 f"task.null_threshold is not tuned: found no dev evaluation of step {step}. Run "
@@ -58,6 +58,7 @@ def open_data(
         return task.open(
             request._replace(
                 labels=heads.labels,
+                problem=heads.problem,
                 tuned=tuned,
                 embedding=heads.embedding,
                 split_punctuation=heads.split_punctuation,

@@ -6,18 +6,21 @@ does not import JAX.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.row_errors import OnError, RowErrors
+from bert_jax.data.tables import Delimiter, TableRow, read_table
 from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
-from bert_jax.model.section import HeadsSection, PoolingSection, TaskName
+from bert_jax.files.read import require_file
+from bert_jax.model.section import HeadsSection, PoolingSection, ProblemName, TaskName
 from bert_jax.section import DataPathText, Section
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -25,7 +28,12 @@ from bert_jax.text.tokenizer import Tokenizer
 # "prediction". `predict` writes records; scores and reports are computed from them.
 Record: TypeAlias = dict[str, Any]
 
-SectionT = TypeVar("SectionT", bound=Section)
+FamilyT = TypeVar("FamilyT", bound="FamilySection")
+
+Columns: TypeAlias = list[tuple[str, str | None]]
+"""Columns of a table, by setting. A setting that is not set has None."""
+
+ROLES: Final = ("train", "dev", "test")
 
 NO_LABEL = -1  # target of a piece without a label
 
@@ -100,20 +108,6 @@ class Family:
         return [name for name in self.splits if name.startswith("dev")]
 
 
-class FilesSection(Section):
-    """Settings of a task family with one file per role."""
-
-    kind: Any
-    """The task family."""
-    train: DataPathText | None = None
-    """Training data: a file, or `hf://datasets/owner/name`."""
-    dev: DataPathText | None = None
-    """Validation data, which selects the best checkpoint, in the format of `train`. If it is
-    missing, a task of kind `table` holds out part of `train`."""
-    test: DataPathText | None = None
-    """Test data, in the format of `train`. Labels are optional."""
-
-
 class DataRequest(NamedTuple):
     """The arguments of a section's `open`."""
 
@@ -125,6 +119,7 @@ class DataRequest(NamedTuple):
     roles: tuple[str, ...] = ("train", "dev")
     input: str | MemoryTable | None = None  # rows of the role "input"
     labels: tuple[str, ...] | None = None  # default: labels of the training set
+    problem: ProblemName | None = None  # problem of the model, if known
     tuned: Mapping[str, float] = {}  # dev scores, including a tuned threshold
     embedding: PoolingSection | None = None  # how the checkpoint computes sentence vectors
     split_punctuation: bool = True  # see `HeadsSection`
@@ -147,22 +142,119 @@ class DataRequest(NamedTuple):
         return local_copy(str(found))
 
 
+class FamilySection(Section):
+    """The settings of a task family."""
+
+    text_column: ClassVar[str | None] = None
+    """The setting that names the column of the texts, if there is one."""
+
+    kind: Any
+    """The task family."""
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The paths of the task's data, by setting."""
+        return {}
+
+    @property
+    def batch_loss(self) -> Any:
+        """The section of a loss that compares the rows of a batch. None: a loss of each row."""
+        return None
+
+    @property
+    def tunes_threshold(self) -> bool:
+        """Whether predictions need a threshold that was tuned on dev."""
+        return False
+
+
+class FilesSection(FamilySection):
+    """Settings of a task family with one file per role."""
+
+    train: DataPathText | None = None
+    """Training data: a file, or `hf://datasets/owner/name`."""
+    dev: DataPathText | None = None
+    """Validation data, which selects the best checkpoint, in the format of `train`. If it is
+    missing, a task of kind `table` holds out part of `train`."""
+    test: DataPathText | None = None
+    """Test data, in the format of `train`. Labels are optional."""
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The files by role."""
+        named = {role: getattr(self, role) for role in ROLES}
+        return {role: path for role, path in named.items() if path is not None}
+
+    @property
+    def class_columns(self) -> Sequence[str]:
+        """The columns whose numbered classes may have names, which JSON lines cannot store."""
+        return ()
+
+    def tuple_columns(self, role: str) -> Sequence[str]:
+        """Returns the columns of a role's data if its rows are tuples in memory."""
+        raise NotImplementedError
+
+    def check_input(self, name: str) -> None:
+        """Raises UserError if the file of a role does not exist."""
+        require_file(self.inputs[name])
+
+
+class RowsSection(FilesSection):
+    """Settings of a task family that reads tables with one example per row."""
+
+    id: str | None = None
+    """Column of the ids in predictions. By default, `id` if that column exists, otherwise the row
+    index."""
+    delimiter: Delimiter | None = None
+    """Separator of columns. By default, a comma in a .csv and a tab in a .tsv."""
+    on_error: OnError = "stop"
+    """`skip`: skip and count malformed rows. Malformed rows have a wrong number of fields, invalid
+    CSV or JSON, a missing column, an empty text of an embedding, or a missing or invalid label or
+    score."""
+
+    def required(self, role: str) -> Columns:
+        """Returns the columns that the data of a role must have, by setting."""
+        raise NotImplementedError
+
+    def tuple_columns(self, role: str) -> list[str]:
+        """Returns the required columns, except ids, and the labels even if they are optional."""
+        asked = self.required("dev" if role == "test" else role)
+        return [name for key, name in asked if name is not None and key != "task.id"]
+
+    def rows(self, source: Path | MemoryTable, role: str) -> tuple[Iterator[TableRow], RowErrors]:
+        """Returns the rows of a role's data, and the handler of malformed rows."""
+        if isinstance(source, MemoryTable):  # never skip a row: each one needs a prediction
+            return source.named(self.tuple_columns(role)), RowErrors()
+        setting = "--on-error=skip" if role == "input" else "finetune.task.on_error=skip"
+        errors = RowErrors(self.on_error, setting=setting)
+        return self.read(source, errors), errors
+
+    def read(self, path: Path, errors: RowErrors) -> Iterator[TableRow]:
+        """Returns the rows of a file."""
+        return read_table(path, delimiter=self.delimiter, errors=errors)
+
+    def check_input(self, name: str) -> None:
+        """Raises UserError if a file does not exist, or its first row lacks a column."""
+        super().check_input(name)
+        rows, errors = self.rows(Path(self.inputs[name]), name)
+        asked = self.required(name)
+        errors.kept(itertools.islice(rows, 1), lambda row: row.require(asked))
+
+
 def task_heads(task: TaskName, **settings: Any) -> HeadsSection:
     """Returns the heads of a task, without the pooler, see `ModelSection.of_task`."""
     return HeadsSection(pooler=False, mlm=False, next_sentence=False, task=task, **settings)
 
 
-def hub_files(section: Section) -> dict[str, HubFile]:
+def hub_files(section: FamilySection) -> dict[str, HubFile]:
     """Returns the task's hub files by role. Raises UserError if a file cannot be fetched."""
-    named = {role: getattr(section, role, None) for role in ("train", "dev", "test")}
     return {
         role: fetch_file(source, role=role)
-        for role, source in named.items()
-        if isinstance(source, str) and is_dataset_file(source)
+        for role, source in section.inputs.items()
+        if is_dataset_file(source)
     }
 
 
-def pinned(section: SectionT) -> SectionT:
+def pinned(section: FamilyT) -> FamilyT:
     """Returns the section with each hub file pinned to a commit. Raises as `hub_files`."""
     files = {role: file.pinned for role, file in hub_files(section).items()}
     return section.model_copy(update=files)
@@ -184,12 +276,6 @@ def content_hash(examples: Iterable[Any]) -> str:
 def needs_labels(role: str) -> bool:
     """Returns whether every example of a role must have a label."""
     return role.startswith(("train", "dev"))
-
-
-def row_errors(on_error: OnError, role: str) -> RowErrors:
-    """Returns the handler for malformed rows of a role."""
-    setting = "--on-error=skip" if role == "input" else "finetune.task.on_error=skip"
-    return RowErrors(on_error, setting=setting)
 
 
 def no_rows(source: Path | MemoryTable, errors: RowErrors | None = None) -> UserError:

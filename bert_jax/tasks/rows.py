@@ -14,7 +14,7 @@ from bert_jax.tasks.data_of_run import open_data, section_of
 from bert_jax.tasks.family import DataRequest, Record
 from bert_jax.tasks.labels import with_integers
 from bert_jax.tasks.predictor import Predictor
-from bert_jax.tasks.section import TaskSection
+from bert_jax.tasks.section import FAMILIES, TaskSection
 from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.table import TableSection
 from bert_jax.tasks.tokens.family import TokenClassificationSection
@@ -23,13 +23,6 @@ from bert_jax.validation import validate
 BATCH_SIZE: Final = 32
 MAX_LENGTH: Final = 512  # pieces in a row, if the fine-tuning settings are unknown
 _ROLE: Final = "input"
-# Settings that name the column of the texts, by kind of task.
-_TEXT_COLUMNS: Final = {
-    "table": "text",
-    "token_classification": "token_column",
-    "multiple_choice": "text",
-    "embedding": "anchor",
-}
 
 
 class RowPredictor:
@@ -76,14 +69,16 @@ class RowPredictor:
         if self._run is None:
             task = _task_of(model, table, max_length=self._max_length)
         else:
-            saved = section_of(self._run).task
-            task = _for_memory(saved, table, problem=model.heads.problem)
-        values = {**task.model_dump(mode="json"), **_text_column(task, table, column), **settings}
+            task = section_of(self._run).task
+        values = task.model_dump(mode="json")
+        if not table.has(values.get("id")):
+            values.pop("id", None)
+        values |= {**_text_column(task, table, column), **settings}
         task = validate(type(task), values, source="predict", key="task")
         if self._run is None:
             request = DataRequest(model.tokenizer, self._max_length, seed=0, roles=(_ROLE,))
-            labels = model.heads.labels or None
-            family = task.open(request._replace(input=table, labels=labels))
+            labels, problem = model.heads.labels or None, model.heads.problem
+            family = task.open(request._replace(input=table, labels=labels, problem=problem))
         else:
             step = model.loaded.step
             family = open_data(self._run, roles=(_ROLE,), step=step, input=table, task=task)
@@ -95,40 +90,23 @@ def _text_column(task: TaskSection, table: MemoryTable, column: str | None) -> d
     """Returns the setting that names the column of the texts. Raises UserError if there is none."""
     if column is None:
         return {}
-    if task.kind not in _TEXT_COLUMNS:
+    if task.text_column is None:
         raise UserError(
             "predict.column",
             f'found "{column}", allowed: with a task that reads one column of texts: '
-            f"{commas(_TEXT_COLUMNS)}",
+            f"{commas([kind for kind, each in FAMILIES.items() if each.text_column])}",
             place="column",
         )
     table.require_column(column)
-    return {_TEXT_COLUMNS[task.kind]: column}
-
-
-def _for_memory(task: TaskSection, table: MemoryTable, *, problem: str | None) -> TaskSection:
-    """Adapts the section of a task to rows in memory, which may lack ids and labels."""
-    changed: dict[str, Any] = {}
-    if isinstance(task, TableSection) and task.problem == "auto":
-        changed["problem"] = problem
-    name = getattr(task, "id", None)
-    if name is not None and not any(isinstance(row, Mapping) and name in row for row in table.rows):
-        changed["id"] = None
-    return task.model_copy(update=changed)
+    return {task.text_column: column}
 
 
 def _task_of(model: InferenceModel, table: MemoryTable, *, max_length: int) -> TaskSection:
     """Returns a section for a model without fine-tuning settings."""
     kind = model.heads.task
     if kind == "sequence_classification":
-        # Same rule as in Hugging Face for a checkpoint without `problem_type`.
-        guessed = "regression" if len(model.heads.labels) == 1 else "single_label"
-        return TableSection(
-            text="text",
-            pair="pair" if table.has("pair", width=2) else None,
-            label="label",
-            problem=model.heads.problem or guessed,
-        )
+        pair = "pair" if table.has("pair", width=2) else None
+        return TableSection(text="text", pair=pair, label="label")
     if kind == "token_classification":
         return TokenClassificationSection()
     if kind == "question_answering":

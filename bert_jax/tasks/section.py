@@ -1,17 +1,19 @@
 """Settings of a fine-tuning run, and the registry of task families."""
 
 import dataclasses
-from typing import Any, Literal, Self, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import pydantic
 
-from bert_jax.errors import SettingError, UserError
+from bert_jax.errors import SettingError, UserError, one_of
 from bert_jax.model.section import Dtype, Execution
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.runs.settings import RunSettings
-from bert_jax.section import ModelPathText, Section, refuse_ignored
+from bert_jax.section import ModelPathText, Section, refuse_ignored, sections_of
 from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
+from bert_jax.tasks.family import FamilySection, FamilyT
 from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.sweep_grid import SweepSection
@@ -28,6 +30,23 @@ TaskSection: TypeAlias = (
     | TableSection
     | EmbeddingSection
 )
+FAMILIES: Final[Mapping[str, type[FamilySection]]] = {
+    section.model_fields["kind"].default: section
+    for section in sections_of(TaskSection)
+    if issubclass(section, FamilySection)
+}
+
+
+def require_base(task: TaskSection, base: type[FamilyT], *, place: str) -> FamilyT:
+    """Returns the task. Raises UserError if an argument needs tasks of another base class."""
+    if not isinstance(task, base):
+        allowed = [kind for kind, each in FAMILIES.items() if issubclass(each, base)]
+        raise UserError(
+            "finetune.task_without_table",
+            f'found with task "{task.kind}", allowed: with task {one_of(allowed)}',
+            place=place,
+        )
+    return task
 
 
 class FinetuneSection(Section):
@@ -90,7 +109,7 @@ class FinetuneSection(Section):
 
     @pydantic.model_validator(mode="after")
     def _with_negatives(self) -> Self:
-        if isinstance(self.task, EmbeddingSection) and self.batch_size < 2:
+        if self.task.batch_loss is not None and self.batch_size < 2:
             raise SettingError(
                 "embedding.batch_size",
                 f"found {self.batch_size}, but the loss compares the rows of a batch. Use at "
@@ -104,10 +123,10 @@ class FinetuneSection(Section):
         if self.distill_from is None:
             names = ("distill_temperature", "distill_weight")
             refuse_ignored(self, *names, allowed="distill_from")
-        elif isinstance(self.task, EmbeddingSection):
+        elif self.task.batch_loss is not None:
             raise SettingError(
                 "finetune.distill_embedding",
-                "found with task embedding, which has no labels. Remove distill_from.",
+                f"found with task {self.task.kind}, which has no labels. Remove distill_from.",
                 place="distill_from",
             )
         return self

@@ -10,20 +10,20 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.row_errors import OnError, RowError, RowErrors
-from bert_jax.data.tables import Delimiter, TableRow, read_table
+from bert_jax.data.row_errors import RowError, RowErrors
+from bert_jax.data.tables import TableRow
 from bert_jax.errors import UserError, commas
 from bert_jax.model.section import ProblemName
 from bert_jax.section import refuse_same_column
 from bert_jax.tasks.family import (
+    Columns,
     DataRequest,
     Family,
-    FilesSection,
+    RowsSection,
     count_notes,
     needs_labels,
     no_benchmark,
     no_rows,
-    row_errors,
 )
 from bert_jax.tasks.label_values import is_missing_text, label_parts, look, plain_label, printable
 from bert_jax.tasks.labels import (
@@ -33,7 +33,6 @@ from bert_jax.tasks.labels import (
     find_problem,
     number_of,
     shown_labels,
-    too_few_labels,
 )
 from bert_jax.tasks.sequence import SequenceTask, TextExample
 
@@ -46,11 +45,13 @@ FIGURES: Final[Mapping[ProblemName, tuple[str, ...]]] = {
 }
 
 
-class TableSection(FilesSection):
+class TableSection(RowsSection):
     """Files with named columns: .csv, .tsv, .jsonl or .parquet.
 
     ``{kind: table, train: mine.csv, text: review, label: stars}``
     """
+
+    text_column = "text"
 
     kind: Literal["table"] = "table"
     text: str
@@ -59,14 +60,6 @@ class TableSection(FilesSection):
     """Column of the second text of a pair."""
     label: str
     """Column of the label."""
-    id: str | None = None
-    """Column of the ids in predictions. By default, `id` if that column exists, otherwise the row
-    index."""
-    delimiter: Delimiter | None = None
-    """Separator of columns. By default, a comma in a .csv and a tab in a .tsv."""
-    on_error: OnError = "stop"
-    """`skip`: skip and count malformed rows. Malformed rows have a wrong number of fields, invalid
-    CSV or JSON, a missing column, or a missing or unknown label."""
     problem: Literal["auto", "single_label", "multi_label", "regression"] = "auto"
     """`auto`: detected from the labels. Lists are multi-label, fractional numbers are a regression,
     integers and names are single-label."""
@@ -85,6 +78,16 @@ class TableSection(FilesSection):
         names = ("text", "pair", "label")
         refuse_same_column({name: getattr(self, name) for name in names})
         return self
+
+    @property
+    def class_columns(self) -> Sequence[str]:
+        """The column of the labels."""
+        return (self.label,)
+
+    def required(self, role: str) -> Columns:
+        """Returns the columns of texts and ids, and of labels if the role needs them."""
+        keys = ("text", "pair", "id", *(["label"] if needs_labels(role) else []))
+        return [(f"task.{key}", getattr(self, key)) for key in keys]
 
     def open(self, request: DataRequest) -> Family:
         """Opens the tables.
@@ -145,15 +148,9 @@ class _Table(NamedTuple):
 
 def _read(section: TableSection, request: DataRequest, role: str) -> _Table:
     source = request.source(section, role)
-    if isinstance(source, MemoryTable):  # never skip a row: each one needs a prediction
-        names = [name for name in (section.text, section.pair) if name is not None]
-        table, errors = source.named(names), RowErrors()
-    else:
-        errors = row_errors(section.on_error, role)
-        table = read_table(source, delimiter=section.delimiter, errors=errors)
+    table, errors = section.rows(source, role)
     padded: list[str] = []
-    labelled = needs_labels(role)
-    rows = text_rows(table, section, labelled=labelled, errors=errors, padded=padded)
+    rows = text_rows(table, section, section.required(role), errors=errors, padded=padded)
     if not rows:
         raise no_rows(source, errors)
     return _Table(source, rows, errors, padded)
@@ -162,20 +159,17 @@ def _read(section: TableSection, request: DataRequest, role: str) -> _Table:
 def text_rows(
     table: Iterable[TableRow],
     section: TableSection,
+    required: Columns,
     *,
-    labelled: bool,
     errors: RowErrors,
     padded: list[str] | None = None,
 ) -> list[TextRow]:
     """Returns the rows of a table. Removes blanks around labels; `padded` receives such labels.
 
     By default, ids come from the column "id" if all its values are texts or integers. Otherwise
-    they are the indices of the rows; skipped rows count too. If `labelled` is set, the label column
-    must exist, but labels may be missing. Raises UserError for a missing column, and RowError for a
-    text or an id of a wrong type.
+    they are the indices of the rows; skipped rows count too. Raises UserError if one of the
+    `required` columns is missing, and RowError for a text or an id of a wrong type.
     """
-    keys = ("text", "pair", "id", *(["label"] if labelled else []))
-    required = [(f"task.{key}", getattr(section, key)) for key in keys]
     used = (section.text, section.pair, section.label)
     found: list[TextRow] = []
     own: list[Any] = []
@@ -221,7 +215,7 @@ def _labelling(
     """Returns the labelling, and a note if the problem was detected."""
     problem, notes, hint = section.problem, [], ""
     if problem == "auto":
-        problem, why, hint = _problem(section, request, found)
+        problem, why, hint = _problem(request, found)
         if "train" in found:
             notes.append(f"problem: {problem}, since {why}")
     labelling = Labelling(
@@ -271,21 +265,13 @@ def _doubts(labelling: Labelling, source: Path | MemoryTable) -> list[str]:
     return notes
 
 
-def _problem(
-    section: TableSection, request: DataRequest, found: dict[str, _Table]
-) -> tuple[ProblemName, str, str]:
-    """Detects the problem. If the training set is not open, infers it from the model's labels."""
+def _problem(request: DataRequest, found: dict[str, _Table]) -> tuple[ProblemName, str, str]:
+    """Detects the problem. If the training set is not open, returns the model's problem."""
     if "train" in found:
         return find_problem(found["train"].rows)
-    if request.labels is not None and len(request.labels) == 1:
-        return "regression", "the model has one label", ""
-    if section.train is None or Path(section.train).suffix in (".csv", ".tsv"):
-        return "single_label", "the model has several labels, and this table cannot have lists", ""
-    # The model has several labels: one labelled row shows whether labels are lists.
-    for row in _read(section, request, "train").rows:
-        if not row.unlabelled:
-            return find_problem([row])
-    raise too_few_labels([], section.train, section.label)
+    # Same rule as in Hugging Face for a checkpoint without `problem_type`.
+    guessed = "regression" if len(request.labels or ()) == 1 else "single_label"
+    return request.problem or guessed, "the model has it", ""
 
 
 def _figures(section: TableSection, labelling: Labelling) -> tuple[str, ...]:

@@ -194,13 +194,14 @@ def _check_step_memory(config: RunConfig) -> Iterator[Finding]:
 
     Skips distillation, whose teacher may not be on this machine yet.
     """
+    from bert_jax.objectives.registry import teacher_of
     from bert_jax.parallel.memory import describe_bytes, device_memory
     from bert_jax.parallel.mesh import make_mesh
     from bert_jax.planning.memory import estimate_memory
     from bert_jax.verbs.plan import train_step
     from bert_jax.workflows.pretraining_settings import LESS_MEMORY
 
-    if config.finetune is not None or config.train is None or config.objective.kind == "distill":
+    if config.finetune is not None or config.train is None or teacher_of(config.objective):
         return
     if (memory := device_memory()) is None:
         return

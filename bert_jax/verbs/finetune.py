@@ -1,33 +1,26 @@
 """`bert-jax finetune`: a pretrained run and a task's data → a fine-tuned run."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 from etils import epath
 from rich.console import Console
 
 from bert_jax.config import AnyConfig, RunConfig, as_config
 from bert_jax.data.memory_table import MemoryTable, Rows
-from bert_jax.errors import UserError, commas, one_of
+from bert_jax.errors import UserError, commas
 from bert_jax.narration import speaking
 from bert_jax.parallel.memory import advising
 from bert_jax.runs.lock import hold_run
 from bert_jax.section import need
-from bert_jax.tasks.embedding.section import EmbeddingSection
-from bert_jax.tasks.glue.family import GlueSection
-from bert_jax.tasks.section import FinetuneSettings
-from bert_jax.tasks.squad.family import SquadSection
-from bert_jax.tasks.table import TableSection
-from bert_jax.tasks.tokens.family import TokenClassificationSection
-from bert_jax.tasks.tokens.sentence_rows import LABELS
+from bert_jax.tasks.family import ROLES, FilesSection
+from bert_jax.tasks.section import FinetuneSettings, require_base
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.run_settings import finetune_settings
 from bert_jax.verbs.same_command import join_same_command
 from bert_jax.workflows.finetuning import run_finetuning
 from bert_jax.workflows.finetuning_setup import claim, prepare, show_data
 from bert_jax.workflows.sweep import SWEEP, plan, sweep
-
-TABLES: Final = ("train", "dev", "test")
 
 
 def finetune(
@@ -101,17 +94,6 @@ def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Con
             ).outcome
 
 
-def no_table(
-    place: str, kind: str, *, allowed: Sequence[str] = ("table", "multiple_choice")
-) -> UserError:
-    """Returns the error for an argument that only tasks with tables accept."""
-    return UserError(
-        "finetune.task_without_table",
-        f'found with task "{kind}", allowed: with task {one_of(allowed)}',
-        place=place,
-    )
-
-
 def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
     """Writes tables to ``<run_dir>/data/KEY.jsonl``, and sets these files in the task.
 
@@ -120,31 +102,15 @@ def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
     """
     section = need(config.finetune, "finetune", "finetune")
     root = epath.Path(need(config.run_dir, "run_dir", "finetune")) / "data"
-    task = section.task
-    if isinstance(task, GlueSection):
-        kinds = ("table", "multiple_choice", "token_classification", "squad", "embedding")
-        raise no_table("data", task.kind, allowed=kinds)
-    if unknown := [key for key in data if key not in TABLES]:
+    task = require_base(section.task, FilesSection, place="data")
+    if unknown := [key for key in data if key not in ROLES]:
         raise UserError.wrong(
-            "finetune.table_unknown", f'"{unknown[0]}"', commas(TABLES), place="data"
+            "finetune.table_unknown", f'"{unknown[0]}"', commas(ROLES), place="data"
         )
-    labels: Sequence[str] = ()
-    if isinstance(task, TableSection):
-        labels = [task.label]
-        names = [name for name in (task.text, task.pair, task.label) if name is not None]
-    elif isinstance(task, EmbeddingSection):
-        between = (task.positive, *task.negatives, task.score)
-        names = [task.anchor, *(name for name in between if name is not None)]
-    elif isinstance(task, TokenClassificationSection):
-        labels = [task.label_column] if isinstance(task.label_column, str) else LABELS
-        names = ["tokens", labels[0]]
-    elif isinstance(task, SquadSection):
-        names = ["question", "context", "answers"]
-    else:
-        names = [task.columns.text, *task.columns.choices, task.columns.label]
     for key, rows in data.items():
         root.mkdir(parents=True, exist_ok=True)
-        MemoryTable.of(rows).write_jsonl(root / f"{key}.jsonl", names, labels=labels)
+        names, file = task.tuple_columns(key), root / f"{key}.jsonl"
+        MemoryTable.of(rows).write_jsonl(file, names, labels=task.class_columns)
     changed = task.model_copy(update={key: str(root / f"{key}.jsonl") for key in data})
     finetuning = section.model_copy(update={"task": changed})
     return config.model_copy(update={"finetune": finetuning})

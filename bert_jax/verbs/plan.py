@@ -10,7 +10,7 @@ from rich.console import Console
 from bert_jax.config import AnyConfig, RunConfig, as_config, require_training
 from bert_jax.errors import UserError
 from bert_jax.narration import narrator_of
-from bert_jax.objectives.registry import Registered
+from bert_jax.objectives.registry import Registered, teacher_of
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.planning import make_plan
@@ -93,7 +93,7 @@ def train_step(
 
 def _objective(config: RunConfig) -> Registered:
     """Returns the objective. Its teacher, if it has one, is a run directory."""
-    if config.objective.kind != "distill":
+    if teacher_of(config.objective) is None:
         return config.objective
     with starting_jax():
         from bert_jax.verbs.teachers import with_local_teacher

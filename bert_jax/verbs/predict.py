@@ -18,17 +18,13 @@ from bert_jax.model.section import HeadsSection
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.lock import hold_output
-from bert_jax.runs.run_directory import Run, open_run
-from bert_jax.tasks.choice import MultipleChoiceSection
+from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.data_of_run import section_of
-from bert_jax.tasks.embedding.section import EmbeddingSection
-from bert_jax.tasks.family import Record
+from bert_jax.tasks.family import Record, RowsSection
 from bert_jax.tasks.labels import with_integers
 from bert_jax.tasks.predictor import score_splits
-from bert_jax.tasks.section import TaskSection
-from bert_jax.tasks.table import TableSection
+from bert_jax.tasks.section import require_base
 from bert_jax.train.progress_display import format_scores
-from bert_jax.verbs.finetune import TABLES, no_table
 from bert_jax.verbs.same_command import join_same_command
 from bert_jax.workflows.finetuning_scores import predict_run, write_csv, write_records
 
@@ -105,9 +101,11 @@ def predict(
     initialise(mesh or MeshSection())  # all processes of the job share one lock
     with hold_output(path):
         run = open_run(run_dir)
-        task = _task(run, on_error)
-        files_of_task = (getattr(task, role, None) for role in TABLES)
-        require_other_file(path, [input_path, *files_of_task])
+        task = section_of(run).task  # raises if the run was not fine-tuned
+        if on_error is not None:
+            require_base(task, RowsSection, place="--on-error")
+            task = task.model_copy(update={"on_error": on_error})
+        require_other_file(path, [input_path, *task.inputs.values()])
         if probabilities:
             _check_probabilities(run.heads)
         loaded, family, records = predict_run(
@@ -159,16 +157,6 @@ def _check_output(path: Path, *, submission: bool, force: bool) -> None:
         )
     if path.exists() and not force:
         raise output_exists(path)
-
-
-def _task(run: Run, on_error: OnError | None) -> TaskSection:
-    """Returns a run's task with `on_error` applied."""
-    task = section_of(run).task  # raises if the run was not fine-tuned
-    if on_error is None:
-        return task
-    if not isinstance(task, TableSection | MultipleChoiceSection | EmbeddingSection):
-        raise no_table("--on-error", task.kind)
-    return task.model_copy(update={"on_error": on_error})
 
 
 def _check_probabilities(heads: HeadsSection) -> None:

@@ -16,6 +16,7 @@ from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.launchers import cloud_clients
 from bert_jax.launch.machine_checks import check_disk, check_machines
 from bert_jax.launch.preflight import PreflightFinding
+from bert_jax.objectives.registry import teacher_of
 from bert_jax.train.schedule_segments import schedule_segments
 from bert_jax.verbs.watch import Confirm, Say
 
@@ -123,7 +124,7 @@ def _inputs(prepared: PreparedJob) -> Sequence[PreflightFinding]:
     config = prepared.config
     if prepared.job.verb == "pretrain":
         datasets = {} if config.train is None else config.train.datasets
-        others = _models({"objective.teacher": getattr(config.objective, "teacher", None)})
+        others = _models({"objective.teacher": teacher_of(config.objective)})
         sizes: dict[str, int] = {}
         found = preflight.check_inputs(
             tokenizer=config.tokenizer, datasets=datasets, others=others, sizes=sizes

@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from bert_jax.objectives.registry import Registered
-from bert_jax.objectives.sections import DistillObjectiveSection
+from bert_jax.objectives.registry import Registered, teacher_of
 from bert_jax.runs.run_directory import Run
 from bert_jax.verbs.import_checkpoint import find_origin
 from bert_jax.workflows.objective_of_run import default_objective
@@ -15,9 +14,9 @@ def with_local_teacher(objective: Registered) -> Registered:
 
     Raises UserError like `find_origin`.
     """
-    if not isinstance(objective, DistillObjectiveSection):
+    if (teacher := teacher_of(objective)) is None:
         return objective
-    return objective.model_copy(update={"teacher": find_origin(objective.teacher).run_dir})
+    return objective.model_copy(update={"teacher": find_origin(teacher).run_dir})
 
 
 def with_teacher_of_settings(settings: PretrainSettings) -> PretrainSettings:
@@ -25,9 +24,9 @@ def with_teacher_of_settings(settings: PretrainSettings) -> PretrainSettings:
 
     The configuration for the run directory gets the teacher's pinned name.
     """
-    if not isinstance(settings.objective, DistillObjectiveSection):
+    if (teacher := teacher_of(settings.objective)) is None:
         return settings
-    origin = find_origin(settings.objective.teacher, mesh=settings.mesh)
+    origin = find_origin(teacher, mesh=settings.mesh)
     values = {**settings.config["objective"], "teacher": origin.name}
     return dataclasses.replace(
         settings,

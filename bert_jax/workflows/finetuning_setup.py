@@ -37,7 +37,6 @@ from bert_jax.section import under
 from bert_jax.task import Params
 from bert_jax.tasks.batches import TrainBatches
 from bert_jax.tasks.distillation import DistilledTask, open_task_teacher
-from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.embedding.task import EmbeddingTask
 from bert_jax.tasks.family import DataRequest, Family, hub_files
 from bert_jax.tasks.predictor import Predictor
@@ -318,9 +317,8 @@ def _unshared(prepared: TrainingSetup) -> set[str]:
 def _task(
     section: FinetuneSection, teacher: str | None, tokenizer: Tokenizer, **parts: Any
 ) -> FinetuneTask:
-    if isinstance(section.task, EmbeddingSection):
-        loss, chunks = section.task.loss, section.accumulation
-        return EmbeddingTask(training=loss, chunks=chunks, **parts)
+    if (loss := section.task.batch_loss) is not None:
+        return EmbeddingTask(training=loss, chunks=section.accumulation, **parts)
     if teacher is not None:
         return DistilledTask(
             teacher=open_task_teacher(
@@ -370,7 +368,7 @@ def remarks(section: FinetuneSection, family: Family) -> Iterator[str]:
             f"finetune.patience: {section.patience} has no effect, because the run has "
             f"{counted(evaluations, 'evaluation')}"
         )
-    if getattr(task, "dev", None) is not None:
+    if "dev" in task.inputs:
         of_split = {"finetune.split_seed": section, "finetune.task.dev_fraction": task}
         for name, owner in of_split.items():
             field = type(owner).model_fields.get(name.rpartition(".")[2])

@@ -196,7 +196,7 @@ def _check_google_bert(
     dataset: GoogleBertDataset, objective: ObjectiveSection, tokenizer: Tokenizer, *, key: str
 ) -> None:
     """Raises UserError if examples were made for another objective or vocabulary."""
-    if objective.kind != "bert":
+    if objective.pair != "nsp":
         raise UserError(
             "objective.tfrecords",
             f"found TFRecords with next-sentence labels ({dataset.directory}), but objective.kind "

@@ -85,7 +85,8 @@ def test_tables(tmp_path: Path, suffix: str, whole: str, inputs: int) -> None:
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        for found in text_rows(read_table(path), section, labelled=True, errors=RowErrors()):
+        required = section.required("train")
+        for found in text_rows(read_table(path), section, required, errors=RowErrors()):
             number_of(found.label)
             labelling.names_in(found)
         read_glue(path, "cola", labelled=True)
@@ -98,7 +99,8 @@ def read_both_choices(path: Path) -> None:
         names = ("startphrase", "e0", "e1", "label") if header else ("0", "1", "2", "3")
         columns = {"text": names[0], "choices": names[1:3], "label": names[3]}
         section = MultipleChoiceSection.model_validate(columns | {"header": header})
-        read_choices(path, section.columns, labelled=False, errors=RowErrors())
+        rows, errors = section.rows(path, "test")
+        read_choices(rows, section.columns, [], labelled=False, errors=errors)
 
 
 def read_questions(path: Path) -> None:

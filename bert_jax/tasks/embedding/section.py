@@ -7,9 +7,8 @@ from typing import Final, Literal, Self
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.row_errors import OnError, RowErrors
-from bert_jax.data.tables import Delimiter, read_table
 from bert_jax.errors import SettingError, UserError, commas
+from bert_jax.files.read import require_file
 from bert_jax.model.section import HeadsSection, Pool, PoolingSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
 from bert_jax.tasks.embedding import retrieval
@@ -22,16 +21,16 @@ from bert_jax.tasks.embedding.tuples import (
     read_tuples,
 )
 from bert_jax.tasks.family import (
+    Columns,
     DataRequest,
     Family,
-    FilesSection,
     Record,
+    RowsSection,
     Split,
     count_notes,
     needs_labels,
     no_benchmark,
     no_rows,
-    row_errors,
 )
 from bert_jax.tasks.scores import figures
 from bert_jax.tasks.sequence import TextExample
@@ -67,13 +66,15 @@ class EmbeddingLossSection(Section):
         return self
 
 
-class EmbeddingSection(FilesSection):
+class EmbeddingSection(RowsSection):
     """Sentence embeddings from pairs, triplets, scored pairs or single texts.
 
     ``{kind: embedding, train: pairs.csv, anchor: question, positive: answer}``
 
     `dev` and `test` are tables like `train`, or directories in the layout of BEIR.
     """
+
+    text_column = "anchor"
 
     kind: Literal["embedding"] = "embedding"
     anchor: str
@@ -88,14 +89,6 @@ class EmbeddingSection(FilesSection):
     `info_nce`, `train` must not have the column."""
     score_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest score."""
-    id: str | None = None
-    """Column of the ids in predictions. By default, `id` if that column exists, otherwise the row
-    index."""
-    delimiter: Delimiter | None = None
-    """Separator of columns. By default, a comma in a .csv and a tab in a .tsv."""
-    on_error: OnError = "stop"
-    """`skip`: skip and count malformed rows. Malformed rows have a wrong number of fields, invalid
-    CSV or JSON, a missing column, an empty text, or a score out of range."""
     dev_fraction: float = pydantic.Field(default=0.1, gt=0, lt=1)
     """Fraction of `train` to hold out if `dev` is not set."""
     query_prefix: str | None = None
@@ -139,6 +132,23 @@ class EmbeddingSection(FilesSection):
                     place=name,
                 )
         return self
+
+    @property
+    def batch_loss(self) -> EmbeddingLossSection:
+        """The loss, which compares all rows of a batch."""
+        return self.loss
+
+    def required(self, role: str) -> Columns:
+        """Returns the columns of texts and ids, and of scores if the role needs them."""
+        return self.columns(role).required
+
+    def check_input(self, name: str) -> None:
+        """Raises UserError if a file does not exist, or its first row lacks a column."""
+        if (directory := self.directory(name)) is None:
+            super().check_input(name)
+        else:
+            for file in retrieval.files_of(directory, name):
+                require_file(file)
 
     def scored(self, role: str) -> bool:
         """Returns whether the rows of a role have scores. A held-out dev set is like `train`."""
@@ -236,13 +246,8 @@ class EmbeddingSection(FilesSection):
         )
 
     def _read(self, source: Path | MemoryTable, role: str, notes: list[str]) -> list[TextTuple]:
-        columns = self.columns(role)
-        if isinstance(source, MemoryTable):  # never skip a row: each one needs a prediction
-            table, errors = source.named([name for _, name in columns.texts]), RowErrors()
-        else:
-            errors = row_errors(self.on_error, role)
-            table = read_table(source, delimiter=self.delimiter, errors=errors)
-        rows = read_tuples(table, columns, errors)
+        table, errors = self.rows(source, role)
+        rows = read_tuples(table, self.columns(role), errors)
         if not rows:
             raise no_rows(source, errors)
         notes += errors.note(source, kept=len(rows))

@@ -16,10 +16,11 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.download import local_copy
 from bert_jax.files.read import read_bytes
 from bert_jax.files.remote import within
-from bert_jax.section import PathText, Section
+from bert_jax.section import PathText
 from bert_jax.tasks.family import (
     DataRequest,
     Family,
+    FamilySection,
     Record,
     count_notes,
     needs_labels,
@@ -52,14 +53,13 @@ FILES: Final = {
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
-class GlueSection(Section):
+class GlueSection(FamilySection):
     """A GLUE task and the location of its files.
 
     ``{kind: glue, name: mrpc, data: glue/MRPC}``
     """
 
     kind: Literal["glue"] = "glue"
-    """The task family."""
     name: TaskName
     """The GLUE task."""
     data: PathText
@@ -71,6 +71,16 @@ class GlueSection(Section):
     """Maximum number of training examples, for trial runs. By default, all examples."""
     class_weights: Literal["none", "balanced"] | dict[str, pydantic.PositiveFloat] = "none"
     """Label weights in the loss. `balanced`: equal total weight per label. Or {label: weight}."""
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The directory of the files."""
+        return {} if self.data == TFDS else {"data": self.data}
+
+    def check_input(self, name: str) -> None:
+        """Raises UserError if the directory does not exist."""
+        del name
+        directory_of(self)
 
     def open(self, request: DataRequest) -> Family:
         """Opens the task.

@@ -69,6 +69,11 @@ class SquadSection(FilesSection):
         """Whether predictions need a threshold that was tuned on dev."""
         return self.dev is not None and self.version != "1.1" and self.null_threshold is None
 
+    def tuple_columns(self, role: str) -> Sequence[str]:
+        """Returns the columns of questions."""
+        del role
+        return "question", "context", "answers"
+
     def open(self, request: DataRequest) -> Family:
         """Reads the files of the requested roles.
 

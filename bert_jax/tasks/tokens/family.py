@@ -31,7 +31,7 @@ from bert_jax.tasks.family import (
 from bert_jax.tasks.labels import too_few_labels, unknown_label
 from bert_jax.tasks.tokens import entities
 from bert_jax.tasks.tokens.conll import ConllFile, Sentence, read_conll
-from bert_jax.tasks.tokens.sentence_rows import SUFFIXES, read_sentence_rows
+from bert_jax.tasks.tokens.sentence_rows import LABELS, SUFFIXES, read_sentence_rows
 from bert_jax.tasks.tokens.text_words import place_tokens, splits_punctuation
 from bert_jax.tasks.tokens.windows import Window, cut_windows
 from bert_jax.text.tokenizer import Tokenizer
@@ -43,6 +43,8 @@ class TokenClassificationSection(FilesSection):
     If a test file has no label column, `label_column` should not be negative. Files named .jsonl
     and .parquet have a sentence per row: a list `tokens` and a list `ner_tags` or `labels`.
     """
+
+    text_column = "token_column"
 
     kind: Literal["token_classification"] = "token_classification"
     token_column: int | str = 0
@@ -71,6 +73,16 @@ class TokenClassificationSection(FilesSection):
         if self.scheme == "auto":
             return None
         return "BIOES" if self.scheme == "IOBES" else self.scheme
+
+    @property
+    def class_columns(self) -> Sequence[str]:
+        """The possible columns of the labels."""
+        return [self.label_column] if isinstance(self.label_column, str) else LABELS
+
+    def tuple_columns(self, role: str) -> Sequence[str]:
+        """Returns the columns of tokens and labels."""
+        del role
+        return "tokens", self.class_columns[0]
 
     def open(self, request: DataRequest) -> Family:
         """Opens the files.
