@@ -10,13 +10,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-import psutil
 from etils import epath
 from packaging.requirements import Requirement
 
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.remote import is_remote
+from bert_jax.parallel.memory import describe_bytes, host_memory
 
 _VERSIONS: Final = (
     *("bert-jax", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain"),
@@ -66,18 +66,12 @@ def installed(name: str) -> str | None:
 
 def check_memory() -> Iterator[Finding]:
     """Compares free memory and shared memory with the needs of a run."""
-    memory = psutil.virtual_memory()
-    available, total = memory.available, memory.total
-    # In a container, psutil reports the host's memory, but the container's limit applies.
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdecimal():
-        total = min(total, int(text))
-        available = min(available, total)
-    text = f"{available / 2**30:.1f} GiB of {total / 2**30:.1f} GiB free"
-    if available < _MEMORY_BYTES:
-        yield warn("memory", f"{text}; a run needs about {_MEMORY_BYTES / 2**30:.0f} GiB")
+    memory = host_memory()
+    if memory.holds(_MEMORY_BYTES):
+        yield ok("memory", memory.describe())
     else:
-        yield ok("memory", text)
+        needed = describe_bytes(_MEMORY_BYTES)
+        yield warn("memory", f"{memory.describe()}; a run needs about {needed}")
     shared = Path("/dev/shm")
     if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _SHARED_MEMORY_BYTES:
         yield warn(
