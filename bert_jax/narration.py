@@ -2,7 +2,8 @@
 
 A verb chooses the console with `speaking`. Code that it calls names its long stages with `doing`.
 On a terminal and in a notebook, one live line shows the current stage. Elsewhere, such as in a log,
-a stage is printed after half a second, again while it runs, and with its duration at its end.
+a stage is printed after half a second, again when its text has changed, and with its duration at
+its end.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ class _Stage:
     lasting: bool
     started: float
     due: float  # time of its next line in a log
+    logged: str = ""  # text of its last line in a log
 
     def line(self, *, in_log: bool = False) -> str:
         seconds = time.monotonic() - self.started
@@ -82,6 +84,7 @@ class Narrator:
             if len(self._stages) == 1:
                 self._start()
             if at_once and not self.is_live:
+                stage.logged = stage.what()
                 self.say(stage.line(), style="dim")
         try:
             yield
@@ -134,7 +137,10 @@ class Narrator:
                     return
                 self._show_cell()
                 stage = self._stages[-1]
-                if not self.is_live and time.monotonic() >= stage.due:
+                if self.is_live or time.monotonic() < stage.due:
+                    continue
+                if (text := stage.what()) != stage.logged:
+                    stage.logged = text
                     self.say(stage.line(in_log=True), style="dim")
 
 
