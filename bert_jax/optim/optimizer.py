@@ -1,5 +1,6 @@
 """The optimizers of pretraining: AdamW as in BERT, LAMB, StableAdamW, and Muon."""
 
+import math
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -30,26 +31,30 @@ class MomentsState(NamedTuple):
     nu: Params
 
 
-def make_optimizer(section: OptimizerSection, axes: Axes) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(
+    section: OptimizerSection, axes: Axes, *, pieces: int | None = None
+) -> optax.GradientTransformationExtraArgs:
     """Returns the chain: clip → moments → decay → (LAMB: trust ratio) → −learning rate.
 
     `update` has an additional argument `learning_rate` (see `scale_by_given_rate`) and an optional
     argument `gradient_norm` (see `clip_by_given_norm`). All optimizers but AdamW need `axes` to
-    find the layers in a stacked parameter.
+    find the layers in a stacked parameter. StableAdamW needs the number of `pieces` of the
+    vocabulary if the axis "vocab" is padded.
     """
     needed = () if section.name == "adamw" else tuple(flatten_dict(axes or {}).items())
-    return _make_optimizer(without(section, *SCHEDULE), needed)
+    counted = pieces if section.name == "stable_adamw" else None
+    return _make_optimizer(without(section, *SCHEDULE), needed, counted)
 
 
 @made_once
 def _make_optimizer(
-    section: OptimizerSection, axes: FlatAxes
+    section: OptimizerSection, axes: FlatAxes, pieces: int | None
 ) -> optax.GradientTransformationExtraArgs:
     parts, nested = [], unflatten_dict(dict(axes))
     if section.clip_norm is not None:
         parts.append(clip_by_given_norm(section.clip_norm))
     if section.name == "stable_adamw":
-        parts.append(stable_adamw(section, nested, decays=decay_mask))
+        parts.append(stable_adamw(section, nested, decays=decay_mask, pieces=pieces))
         return optax.chain(*parts, scale_by_given_rate())
     adam = optax.scale_by_adam if section.bias_correction else scale_by_bert_adam
     moments = adam(section.beta1, section.beta2, section.eps)
@@ -206,13 +211,15 @@ def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
     return optax.stateless(update)
 
 
-def stable_adamw(section: AdamSection, axes: Any, *, decays: Any) -> optax.GradientTransformation:
+def stable_adamw(
+    section: AdamSection, axes: Any, *, decays: Any, pieces: int | None = None
+) -> optax.GradientTransformation:
     """Returns AdamW with update clipping: ``(m̂ / (√v̂ + eps) + decay · parameter) / max(1, RMS)``.
 
     RMS is the root mean square of ``gradient / max(√v̂, eps)`` over a parameter, or over each layer
     of a stacked parameter. It is far above 1 if the second moment lags behind the gradients. `axes`
     are the logical axes of the parameters, and `decays(params)` is True for parameters with weight
-    decay.
+    decay. RMS leaves out the padding of the axis "vocab" after `pieces`, whose gradients are zero.
 
     Source: arXiv 2304.13013, algorithm 2. Its debiased β̂ are Adam's bias correction.
     """
@@ -233,7 +240,9 @@ def stable_adamw(section: AdamSection, axes: Any, *, decays: Any) -> optax.Gradi
         ) -> jax.Array:
             over = tuple(at for at, name in enumerate(names) if name != "layers")
             ratio = jnp.square(grad) / jnp.maximum(nu, section.eps**2)
-            rms = jnp.sqrt(ratio.mean(over, keepdims=True))
+            counted = {"vocab": pieces} if pieces else {}
+            count = math.prod(counted.get(names[at], grad.shape[at]) for at in over)
+            rms = jnp.sqrt(ratio.sum(over, keepdims=True) / count)
             decay = section.weight_decay if decays else 0.0
             return (update + decay * param) / jnp.maximum(rms, 1.0)
 

@@ -132,7 +132,7 @@ def _prepare(
         objective=objective,
         architecture=architecture,
         model=model,
-        optimizer=make_optimizer(settings.optimizer, model.axes),
+        optimizer=make_optimizer(settings.optimizer, model.axes, pieces=architecture.vocab_size),
         tokenizer=tokenizer,
         mesh=mesh,
         cache=DatasetCache(settings.loader.cache, say=say),

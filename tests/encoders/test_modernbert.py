@@ -15,7 +15,7 @@ from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.modernbert.local_attention import local_attention
 from bert_jax.encoders.modernbert.model import ModernBert
 from bert_jax.interop.hf_checkpoint import read_hf
-from bert_jax.model.section import Execution
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import define_model
@@ -25,6 +25,7 @@ from tests.interop.hf_checkpoints import (
     save,
     under_their_names,
 )
+from tests.support import small_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +101,19 @@ def test_states_logits_loss_and_gradients_equal_hugging_faces(
         np.testing.assert_allclose(
             gradient, expected[name], atol=1e-4 * abs(expected[name]).max(), err_msg=name
         )
+
+
+def test_the_mean_of_a_bfloat16_row_counts_every_token() -> None:
+    """Bfloat16 has no 257: it would count 256."""
+    heads = HeadsSection(mlm=False, pooler=False, task="sequence_classification", labels=("a", "b"))
+    model = encoder_builder(
+        small_encoder("modernbert", pooling="mean"), Execution(dtype="bfloat16"), heads
+    )()
+    model.head = model.task = lambda read: read  # the logits are then the mean
+    hidden = jnp.zeros((2, 300, 64), jnp.bfloat16).at[:, 0].set(1)
+    segments = jnp.arange(300)[None] < jnp.array([[257], [300]])
+    found = model.task_logits(hidden, segments.astype(jnp.int32))
+    np.testing.assert_allclose(found[:, 0], [1 / 257, 1 / 300], rtol=3e-3)
 
 
 def test_parts_of_a_batch_on_one_cpu_change_nothing() -> None:

@@ -255,6 +255,31 @@ def test_stable_adamw_equals_the_papers_per_layer(clip: float | None) -> None:
     assert not np.allclose(found[-1]["task/kernel"], plain[-1]["task/kernel"], rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["adamw", "lamb", "stable_adamw", "muon"])
+def test_padding_of_the_vocabulary_changes_no_update(name: Any) -> None:
+    """The padding has zeros as values and gradients, as in the table and in the decoder's bias."""
+    corrected = name == "stable_adamw"
+    section = OptimizerSection(name=name, bias_correction=corrected, weight_decay=0.1)
+    axes = {"word": ("vocab", "embed"), "bias": ("vocab",)}
+    rng, found = np.random.default_rng(0), {}
+    draws = [rng.standard_normal((203, 9)).astype(np.float32) for _ in range(6)]
+    for rows in (203, 256):
+        padded = [np.pad(draw, ((0, rows - 203), (0, 0))) for draw in draws]
+        params, *steps = ({"word": each[:, :8], "bias": each[:, 8]} for each in padded)
+        optimizer = make_optimizer(section, axes, pieces=203)
+        state = optimizer.init(params)
+        for at, grads in enumerate(steps):
+            grads = jax.tree.map(
+                lambda each, at=at: 3.0**at * each, grads
+            )  # the moments lag behind
+            updates, state = optimizer.update(grads, state, params, learning_rate=1e-2)
+            params = optax.apply_updates(params, updates)
+        found[rows] = params
+    for path in axes:
+        np.testing.assert_allclose(found[256][path][:203], found[203][path], atol=1e-6)
+        assert not found[256][path][203:].any()
+
+
 def newton_schulz(g: np.ndarray) -> np.ndarray:
     """Transcription of `zeropower_via_newtonschulz5` in KellerJordan/Muon."""
     a, b, c = 3.4445, -4.7750, 2.0315

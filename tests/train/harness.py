@@ -89,7 +89,8 @@ class Trainer:
         self.model = define_model(task.build)
         warmup = setting.section.warmup_steps
         self.schedule = pretraining_schedule([ScheduleSegment(20, setting.peak, warmup)])
-        self.optimizer = make_optimizer(setting.section, self.model.axes)
+        pieces = setting.task.architecture.vocab_size
+        self.optimizer = make_optimizer(setting.section, self.model.axes, pieces=pieces)
         self.mesh = mesh_of(shape)
         self.abstract = abstract_state(self.model, self.optimizer, self.mesh)
         self.frozen = frozen_params(task, self.mesh)

@@ -17,6 +17,7 @@ from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.heads import HEAD_GROUPS, MlmDecoder, TaskHead
 from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
 from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm
+from bert_jax.model.pooling import pooled_states
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
@@ -128,8 +129,7 @@ class ModernBert(EncoderModel):
         """Returns one vector of each row, [B, 1, D]."""
         if self.pooling == "cls":
             return self.read_token(hidden_BLD, segment_ids)
-        is_token = (segment_ids > 0)[..., None].astype(hidden_BLD.dtype)
-        return (hidden_BLD * is_token).sum(1, keepdims=True) / is_token.sum(1, keepdims=True)
+        return pooled_states(hidden_BLD, segment_ids, pool="mean")[:, None].astype(hidden_BLD.dtype)
 
 
 def _attention_limit(

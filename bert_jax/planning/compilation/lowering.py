@@ -72,7 +72,7 @@ def open_step(request: CompileRequest, mesh: Mesh) -> OpenedStep:
     check_batches(request.train, mesh)
     objective = _objective(request, architecture, mesh)
     model = define_model(objective.build)
-    optimizer = make_optimizer(request.optimizer, model.axes)
+    optimizer = make_optimizer(request.optimizer, model.axes, pieces=architecture.vocab_size)
     trains = request.kind == "train"
     transform = objective.features(
         seq_length=phase.seq_length,
