@@ -23,14 +23,12 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.kernels.attention_kernels import backward_kernel, forward_kernel, scale
-from bert_jax.kernels.attention_tiles import HIDDEN, Shape, padded, padded_queries
+from bert_jax.kernels.attention_tiles import CODE, HIDDEN, Shape, padded, padded_queries
 from bert_jax.kernels.pallas_call import launch, on_each_device
 from bert_jax.kernels.random_bits import composes_words, line_words
 from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Array = jax.Array
-
-_CODE: Final = 32  # lanes of an encoded segment, two per bit
 
 _Triple: TypeAlias = tuple[Array, Array, Array]
 # Logical axes of the kernels' operands and results. `heads` shards heads or their columns.
@@ -71,21 +69,24 @@ def fused_attention(
         qkv_BLW: queries [B, Q, heads · columns], keys and values [B, L, heads · columns] without
             their biases.
         bias_3W: biases of queries, keys and values, float32 [3, heads · columns].
-        segment_ids: int32 [B, L]. A token attends only to tokens in its segment.
+        segment_ids: int32 [B, L], from 0 to 65,534. A token attends only to tokens in its segment.
         seeds: seeds of dropout, int32 [2, B, heads]. If None, nothing is dropped.
         columns: width of a head.
         rate: dropout rate of probabilities.
         causal: whether a token attends only to itself and to earlier tokens.
-        queries_BQ: positions of the queries, int32. If None, every token is a query.
+        queries_BQ: positions of the queries, int32, in any order; positions may repeat. If None,
+            every token is a query.
     """
     if seeds is None:
         seeds = jnp.zeros((2, len(segment_ids), bias_3W.shape[1] // columns), jnp.int32)
         rate = 0.0
-    tokens = _Tokens(jnp.arange(segment_ids.shape[1])[None], segment_ids, segment_ids)
+    places = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
+    tokens = _Tokens(places[None], segment_ids, segment_ids)
     if queries_BQ is not None:
         of_queries = jnp.take_along_axis(segment_ids, queries_BQ, axis=1)
         tokens = _Tokens(queries_BQ, of_queries, segment_ids)
-    return _attend(qkv_BLW, bias_3W, tokens, seeds, _Facts(columns, rate, causal))
+    facts = _Facts(columns, rate, causal, selected=queries_BQ is not None)
+    return _attend(qkv_BLW, bias_3W, tokens, seeds, facts)
 
 
 class _Facts(NamedTuple):
@@ -94,6 +95,7 @@ class _Facts(NamedTuple):
     columns: int  # width of a head
     rate: float  # dropout rate
     causal: bool
+    selected: bool  # whether queries have any positions; otherwise every token is a query
 
 
 class _Tokens(NamedTuple):
@@ -164,10 +166,10 @@ _attend.defvjp(_forward, _backward)
 def coded_segments(segments: Array, shape: Any, dtype: Any, *, of_keys: bool) -> Array:
     """Encodes segments [B, L] of queries or keys for the kernels, [B, L, lanes].
 
-    Each bit takes two lanes. If query and key differ in a bit, query × key is `HIDDEN` in one of
-    the bit's lanes. If they agree, it is zero in both lanes.
+    Each of 16 bits takes two lanes. If query and key differ in a bit, query × key is `HIDDEN` in
+    one of the bit's lanes. If they agree, it is zero in both lanes.
     """
-    lane = jnp.arange(shape.lanes_of_segments, dtype=jnp.int32) % _CODE
+    lane = jnp.arange(shape.lanes_of_segments, dtype=jnp.int32) % CODE
     bits = (segments[..., None] >> (lane // 2)) + lane & 1
     return ((1 - bits) * int(HIDDEN) if of_keys else bits).astype(dtype)
 
@@ -196,10 +198,9 @@ def _run(
             length=tokens.of_keys.shape[1],
             queries=tokens.of_queries.shape[1],
             heads=heads,
-            columns=facts.columns,
-            rate=facts.rate,
-            causal=facts.causal,
+            itemsize=q.dtype.itemsize,
             forward=forward,
+            **facts._asdict(),
             composes=composes_words(),
         )
         arrays = (

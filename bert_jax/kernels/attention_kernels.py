@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 
 from bert_jax.kernels.attention_tiles import HIDDEN, Shape, Tile
 from bert_jax.kernels.pallas_call import LANES
+from bert_jax.kernels.precision import precision_of
 from bert_jax.kernels.random_bits import column_factors, kept, row_factors
 
 Array = jax.Array
@@ -217,17 +218,21 @@ def _taken_off(out: Any, gradient: Any, heads: Any, shape: Shape) -> list[Array]
 def dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
     """Returns the product, contracted over an axis of each array, in float32."""
     contracted = (((a_axis,), (b_axis,)), ((), ()))
-    return jax.lax.dot_general(a, b, contracted, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        a, b, contracted, precision=precision_of(a.dtype), preferred_element_type=jnp.float32
+    )
 
 
 def beside(x_LW: Array, segments: Array, head: int, shape: Any) -> Array:
     """Returns the columns of a head, with encoded segments in the lanes of other heads.
 
-    If a block has one head, the segments are in additional lanes.
+    If these lanes are too few, the segments are in additional lanes.
     """
-    if shape.group == 1:
-        return jnp.concatenate([x_LW, segments], axis=1)
-    return _where_inside(head, shape, x_LW, segments)
+    if shape.shares_lanes:
+        return _where_inside(head, shape, x_LW, segments)
+    if shape.group > 1:
+        x_LW = _where_inside(head, shape, x_LW, jnp.zeros_like(x_LW))
+    return jnp.concatenate([x_LW, segments], axis=1)
 
 
 def _where_inside(head: int, shape: Any, x_LW: Array, other_LW: Array) -> Array:

@@ -16,6 +16,7 @@ from bert_jax.kernels.pallas_call import LANES, PACKED
 
 # Score of an invisible key; its softmax is 0.
 HIDDEN: Final = -(2.0**15)
+CODE: Final = 32  # lanes of an encoded segment, two per bit
 # Maximum number of scores per stage. Several arrays of this size must fit into VMEM (16 MiB on v4).
 # The backward kernel needs more of these arrays.
 _FORWARD: Final = 2**20
@@ -26,6 +27,8 @@ _CAUSAL: Final = 256
 # Maximum number of scores in a block of several short rows. More scores add code, but no speed.
 _SCORES_OF_ROWS: Final = 2**19
 _MOST_ROWS: Final = 8
+# Maximum bytes of the keys in a block of several rows. Selected queries may be far fewer than keys.
+_KEYS_OF_ROWS: Final = 2**19
 # Rows longer than this are padded to a multiple of 256 tokens. Tiles of 128 queries are 25% slower.
 _WIDE: Final = 768
 # For rows longer than this, VMEM has no space to prefetch the next keys and values.
@@ -36,8 +39,10 @@ LONGEST: Final = 2048
 # Maximum length of rows, unless a block has two heads of up to 64 columns in a two-byte dtype. In
 # longer rows, spilled registers fill VMEM.
 _LONGEST_OF_OTHERS: Final = 512
-# Maximum heads × tokens in blocks wider than 128 lanes, for dtypes of two bytes.
+# Maximum heads × tokens in blocks wider than 128 lanes, for dtypes of two bytes. A head wider than
+# 64 columns counts as more than one.
 _MOST_TOKENS: Final = 3072
+_COLUMNS: Final = 64
 
 
 def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
@@ -48,9 +53,12 @@ def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
         columns: width of a head.
         itemsize: bytes of an activation.
     """
-    group = _block_width(heads, columns) // columns
-    if group * columns > LANES:
-        tokens = _MOST_TOKENS * 2 // (group * itemsize)
+    width = _block_width(heads, columns)
+    group = width // columns
+    if columns > LANES:
+        return 0
+    if width > LANES:
+        tokens = int(_MOST_TOKENS * 2 / (max(group, width / _COLUMNS) * itemsize))
         return min(tokens // LANES * LANES, _LONGEST_OF_OTHERS)
     return LONGEST if group == 2 and itemsize == 2 else _LONGEST_OF_OTHERS
 
@@ -62,6 +70,17 @@ def _block_width(heads: int, columns: int) -> int:
     """
     whole = math.lcm(columns, LANES)
     return whole if heads * columns % whole == 0 else heads * columns
+
+
+@functools.cache
+def holds_code(*, width: int, columns: int) -> bool:
+    """Returns whether the lanes of the other heads of a block hold an encoded segment.
+
+    Lane n has lane ``n % CODE`` of the code. Without one of them, a head would read other segments.
+    """
+    starts = range(0, width, columns)
+    others = ({*range(width)}.difference(range(first, first + columns)) for first in starts)
+    return all(len({lane % CODE for lane in lanes}) == CODE for lanes in others)
 
 
 def padded(length: int) -> int:
@@ -100,8 +119,10 @@ class Shape:
     batch: int  # rows on a device
     length: int  # tokens of a row before padding
     queries: int  # queries of a row before padding
+    selected: bool  # whether queries have any positions; otherwise every token is a query
     heads: int  # heads on a device
     columns: int  # width of a head
+    itemsize: int  # bytes of an activation
     rate: float  # dropout rate; 0 disables dropout
     causal: bool  # whether a query sees no later key
     forward: bool  # whether this is the forward kernel
@@ -135,7 +156,7 @@ class Shape:
     @property
     def _skips(self) -> bool:
         """Whether tiles skip later keys. Selected queries are in any order, so they read all."""
-        return self.causal and self.queries == self.length
+        return self.causal and not self.selected
 
     def run_tile(self, body: Callable[["Tile"], None]) -> None:
         """Calls the body of a kernel for the tile of this run."""
@@ -171,7 +192,10 @@ class Shape:
         """
         # In the forward kernel on v4, more rows are slower.
         scores = 2 * _SCORES_OF_ROWS if self.forward and not self.composes else _SCORES_OF_ROWS
-        most = min(_MOST_ROWS, scores // (self.group * self.padded * self.padded_queries))
+        of_row = self.padded * self.width * self.itemsize
+        lanes = max(self.padded_queries, LANES)
+        most = min(_MOST_ROWS, scores // (self.group * self.padded * lanes))
+        most = min(most, _KEYS_OF_ROWS // of_row)
         return max(n for n in range(1, max(most, 1) + 1) if self.batch % n == 0)
 
     @property
@@ -180,14 +204,19 @@ class Shape:
         return self.batch // self.rows, self.heads // self.group, self.tiles
 
     @property
+    def shares_lanes(self) -> bool:
+        """Whether encoded segments are in the lanes of other heads, not in additional lanes."""
+        return holds_code(width=self.width, columns=self.columns)
+
+    @property
     def lanes_of_segments(self) -> int:
-        """Lanes of encoded segments. If a block has one head, these are additional lanes."""
-        return self.width if self.group > 1 else LANES
+        """Lanes of encoded segments."""
+        return self.width if self.shares_lanes else LANES
 
     def stages(self) -> Sequence[Sequence[tuple[int, int]]]:
         """Returns the (row, head) pairs of a block, grouped by the stage that processes them."""
         heads = list(itertools.product(range(self.rows), range(self.group)))
-        together = self._scores // (self.padded * self.tile)
+        together = self._scores // (self.padded * max(self.tile, LANES))  # in whole registers
         return [heads[first : first + together] for first in range(0, len(heads), together)]
 
     @property

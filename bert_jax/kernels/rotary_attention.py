@@ -50,7 +50,7 @@ def rotary_attention(
 
     Args:
         qkv_BLW: queries, keys and values, not rotated.
-        segment_ids: int32 [B, L]. A token attends to its own segment alone.
+        segment_ids: int32 [B, L], from 0 to 65,534. A token attends to its own segment alone.
         turn: cosine and sine of the angles at every place of a row, float32 [L, columns / 2].
         columns: columns of a head.
         window: tokens that a query sees, half of them before it. If None, it sees its segment.

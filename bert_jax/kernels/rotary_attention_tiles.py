@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.attention_tiles import HIDDEN
+from bert_jax.kernels.attention_tiles import HIDDEN, holds_code
 from bert_jax.kernels.pallas_call import LANES
 
 # Longer rows need more VMEM than the compiler's default.
@@ -166,9 +166,14 @@ class RotaryShape:
         return self.length // _divisor(self.length, _CHUNKS[self.is_long])
 
     @property
+    def shares_lanes(self) -> bool:
+        """Whether encoded segments are in the lanes of other heads, not in additional lanes."""
+        return holds_code(width=self.width, columns=self.columns)
+
+    @property
     def lanes_of_segments(self) -> int:
-        """Lanes of a block of segments; one head alone has additional lanes for them."""
-        return self.width if self.group > 1 else LANES
+        """Lanes of a block of segments."""
+        return self.width if self.shares_lanes else LANES
 
     @property
     def grid(self) -> tuple[int, int, int]:

@@ -299,7 +299,7 @@ def post_norm_limit(
             return None
         if not most:
             found = f"{heads} heads of {architecture.head_dim} columns on a device"
-            return Limit(found, "smaller or fewer heads, up to 128 columns each")
+            return Limit(found, "fewer or narrower heads, of at most 128 columns")
         allowed = f"up to {most} with this model's heads and dtype"
         return Limit(f"rows of {longest} tokens", allowed)
     inner = architecture.intermediate_size // parts["mlp"]

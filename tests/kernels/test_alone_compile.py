@@ -56,8 +56,11 @@ def loss(rows: int, hidden: int, pieces: int, dtype: str) -> list[Program]:
     return [("cross_entropy", sizes)]
 
 
+# Rows share a block, and only [CLS] attends, as in the last layer of a classifier.
+CLS = {"batch": 8, "length": 512, "heads": 2, "columns": 64, "rate": 0.1, "queries": 1}
 SHORT = [
     *attention(128),
+    ("attention", CLS | {"dtype": "bfloat16"}),
     *layer(1, 768, "bfloat16"),  # only [CLS], as in the last layer of a classifier
     *layer(77, 768, "bfloat16"),
     *rotary(77, 128),
@@ -65,6 +68,13 @@ SHORT = [
     *loss(12, 64, 256, "float32"),
 ]
 LONG = [
+    *(
+        [("attention", shape | {"dtype": dtype})]
+        for shape in (CLS, CLS | {"columns": 16}, CLS | {"heads": 3, "length": 256})
+        for dtype in ("bfloat16", "float32")
+    ),
+    # The longest rows of wide heads.
+    [("attention", CLS | {"heads": 6, "columns": 96, "length": 256, "dtype": "bfloat16"})],
     *(attention(length) for length in (512, 1024, 2048)),  # one tile backward, then several
     *(rotary(1024, window) for window in (128, None)),
     layer(512, 2048, "float32"),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from bert_jax.kernels import cross_entropy as kernels
 from bert_jax.kernels.cross_entropy import NO_PIECE
@@ -20,7 +21,17 @@ from bert_jax.model.layers import add_bias
 from bert_jax.model.tied_embedding import decoded, shares_of
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from tests.support import relative_error
+from tests.kernels.search import (
+    PARTS,
+    Outcome,
+    assert_near,
+    mostly,
+    refused,
+    search,
+    shapes,
+    tensor_mesh,
+)
+from tests.support import relative_error, small_architecture
 
 
 def fused(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
@@ -137,3 +148,31 @@ def test_a_mesh_splits_rows_and_pieces(shape: dict[str, int]) -> None:
     expected = score(xla, *arrays)
     with jax.set_mesh(make_mesh(MeshSection.model_validate(shape))):
         assert_same(score(fused, *arrays), expected)
+
+
+CASES = {
+    "rows": st.one_of(st.integers(2, 40), st.integers(2, 300)),
+    # With one column, XLA's CPU compiler would round the logits of the interpreted kernel twice.
+    "hidden": mostly(st.integers(2, 200), st.integers(2, 2600)),
+    "vocab_size": mostly(st.integers(2, 700), st.integers(2, 4000)),
+    "parts": st.sampled_from(PARTS),
+    "dtype": st.sampled_from(["float32", "bfloat16"]),
+}
+
+
+def check(*, rows: int, hidden: int, vocab_size: int, parts: int, dtype: str) -> Outcome:
+    """Compares a shape in float32. `dtype` only selects the limit."""
+    sizes = {"hidden_size": hidden, "num_attention_heads": 1, "vocab_size": vocab_size}
+    architecture = small_architecture(**sizes)
+    if refused("loss", architecture, dtype=dtype, parts=parts):
+        return "refused"
+    arrays = drawn(rows, hidden, architecture.padded_vocab_size, vocab_size=vocab_size)
+    with jax.set_mesh(tensor_mesh(parts)):
+        found, expected = (score(core, *arrays) for core in (fused, xla))
+    assert_near(found, expected)
+    return "equal"
+
+
+@shapes(5)
+def test_every_shape_equals_the_loss_of_logits_or_is_refused(shapes: int) -> None:
+    search(check, CASES, shapes=shapes)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from bert_jax.encoders.build import encoder_builder
@@ -25,8 +26,18 @@ from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import define_model
+from tests.kernels.search import (
+    PARTS,
+    Outcome,
+    assert_near,
+    mostly,
+    refused,
+    search,
+    shapes,
+    tensor_mesh,
+)
 from tests.model.parts import fresh_params, model_of
-from tests.support import loss_of, relative_error, small_batch, small_task
+from tests.support import loss_of, relative_error, small_batch, small_encoder, small_task
 
 pytestmark = pytest.mark.slow
 
@@ -221,3 +232,35 @@ def test_berts_loss_and_gradients_equal_xlas(part: str, remat: str) -> None:
         each["encoder"]["layers"]["attention"]["key"].pop("bias")  # zero except for rounding
     pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
     assert max(relative_error(*pair) for pair in pairs) < 1e-5
+
+
+HALVES = {"gelu_tanh": GELU, "gelu_erf": GELU_ERF, "geglu": GEGLU}
+REGISTERS = st.integers(1, 6).map(lambda n: 128 * n)
+CASES = {
+    "name": st.sampled_from(sorted(HALVES)),
+    "rows": st.integers(1, 5),
+    "length": st.integers(1, 300),
+    "width": mostly(REGISTERS, st.integers(1, 800)),
+    "inner": mostly(REGISTERS, st.integers(1, 800)),  # of a device
+    "parts": st.sampled_from(PARTS),
+}
+
+
+def check(*, name: str, rows: int, length: int, width: int, inner: int, parts: int) -> Outcome:
+    """Compares a shape in float32. The limit is the one of bfloat16."""
+    kind, act = ("modernbert", "gelu_erf") if name == "geglu" else ("bert", name)
+    sizes = {"hidden_size": 2 * width if kind == "modernbert" else width, "hidden_act": act}
+    sizes |= {"num_attention_heads": 1, "intermediate_size": inner * parts}
+    architecture = small_encoder(kind, **sizes)
+    if refused("ffn", architecture, parts=parts):
+        return "refused"
+    half = HALVES[name]
+    arrays = drawn(half, (rows, length), architecture.hidden_size, inner * parts)
+    with jax.set_mesh(tensor_mesh(parts)):
+        assert_near(*(fed(core, *arrays) for core in (half.fused, half.xla)))
+    return "equal"
+
+
+@shapes(6)
+def test_every_shape_equals_xla_or_is_refused(shapes: int) -> None:
+    search(check, CASES, shapes=shapes)

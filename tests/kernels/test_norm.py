@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import strategies as st
 
 from bert_jax.model.add_norm import add_norm, pre_norm
 from bert_jax.model.layer_stack import REMAT
@@ -18,6 +19,7 @@ from bert_jax.model.layers import Dense, LayerNorm, ScaledNorm
 from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
+from tests.kernels.search import Outcome, assert_near, mostly, refused, search, shapes
 from tests.support import relative_error, small_architecture
 
 pytestmark = pytest.mark.slow
@@ -160,3 +162,30 @@ def test_a_mesh_splits_rows() -> None:
         with jax.set_mesh(make_mesh(section)):
             assert_same(end("fused", arrays, vectors, rate=0.2), expected)
             assert_same(start("fused", arrays, vectors[1]), start("xla", arrays, vectors[1]))
+
+
+REGISTERS = st.integers(1, 17).map(lambda n: 128 * n)
+CASES = {
+    "width": mostly(REGISTERS, st.integers(1, 2200)),
+    "rows": st.integers(1, 6),
+    "length": mostly(st.integers(1, 100), st.integers(1, 600)),
+    "rate": st.sampled_from([0.0, 0.1, 0.5]),
+    "half": st.sampled_from(["start", "end"]),
+    "dtype": st.sampled_from(["float32", "bfloat16"]),
+}
+
+
+def check(*, width: int, rows: int, length: int, rate: float, half: str, dtype: str) -> Outcome:
+    if refused("norm", small_architecture(hidden_size=width, num_attention_heads=1), dtype=dtype):
+        return "refused"
+    arrays, vectors = drawn(rows, length, width, dtype)
+    run = functools.partial(end, rate=rate) if half == "end" else start
+    given = vectors if half == "end" else vectors[1]
+    found, expected = (run(norm, arrays, given) for norm in ("fused", "xla"))
+    assert_near(found, expected, error=2e-5 if dtype == "float32" else 3e-2)
+    return "equal"
+
+
+@shapes(4)
+def test_every_shape_equals_xla_or_is_refused(shapes: int) -> None:
+    search(check, CASES, shapes=shapes)

@@ -65,6 +65,14 @@ def test_auto_is_a_pallas_kernel_only_on_chips_with_kernels(part: Part) -> None:
     ("part", "changes", "found", "allowed"),
     [
         ("attention", {"longest": 4096}, "rows of 4096 tokens", "up to 2048 "),
+        (
+            *("attention", {"hidden_size": 576, "num_attention_heads": 6, "longest": 512}),
+            *("rows of 512 tokens", "up to 256 "),
+        ),
+        (
+            *("attention", {"hidden_size": 1600, "num_attention_heads": 8}),
+            *("8 heads of 200 columns on a device", "fewer or narrower heads"),
+        ),
         ("norm", {"hidden_size": 312}, "a hidden size of 312", "multiples of 128 up to "),
         ("norm", {"hidden_size": 3840}, "a hidden size of 3840", "multiples of 128 up to "),
         ("loss", {"hidden_size": 4092}, "a hidden size of 4092 in bfloat16", "up to 2304"),
@@ -194,7 +202,7 @@ def test_the_widest_model_of_the_fused_loss(dtype: str, most: int) -> None:
         (64, "float32", 1, 512),
         (64, "bfloat16", 4, 512),  # the three heads of a device form one block
         (32, "bfloat16", 1, 512),
-        (80, "bfloat16", 1, 256),  # the twelve heads of a device form one block
+        (80, "bfloat16", 1, 128),  # the twelve heads of a device form one block
     ],
 )
 def test_the_longest_row_depends_on_the_devices_heads(

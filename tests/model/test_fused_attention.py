@@ -11,13 +11,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
+from bert_jax.config import load_config
 from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from tests.support import relative_error
+from tests.kernels.search import (
+    PARTS,
+    Outcome,
+    assert_near,
+    refused,
+    search,
+    shapes,
+    tensor_mesh,
+)
+from tests.model.parts import fresh_params, model_of
+from tests.project import ROOT
+from tests.support import loss_of, relative_error, small_architecture, small_batch, small_task
 
 pytestmark = pytest.mark.slow
 
@@ -94,9 +107,10 @@ def attend(
     rate: float,
     causal: bool = False,
     queries: Any = None,
+    segments: Any = None,
 ) -> Any:
     """Returns the gradients of the weighted sum of the output, then the output."""
-    segments = segments_of(*k.shape[:2])
+    segments = segments_of(*k.shape[:2]) if segments is None else segments
     bias = jnp.linspace(-0.5, 0.5, 3 * q.shape[2] * q.shape[3]).reshape(3, *q.shape[2:])
 
     def value(q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, Any]:
@@ -120,6 +134,7 @@ def assert_same(found: Any, expected: Any) -> None:
         (11, 128, 1, 64, 0.1),  # a prime number of rows: one row per block
         (10, 40, 1, 32, 0.1),  # two blocks of rows; not a multiple of a register
         (1, 128, 1, 128, 0.1),
+        (3, 48, 2, 16, 0.1),  # the other head has too few lanes for encoded segments
         (1, 1000, 1, 32, 0.1),  # padded, two tiles of queries in the backward kernel
         pytest.param(3, 256, 6, 64, 0.1, marks=pytest.mark.chaos),
         pytest.param(3, 512, 3, 64, 0.1, marks=pytest.mark.chaos),  # two stages
@@ -139,6 +154,7 @@ def test_it_equals_xla(rows: int, length: int, heads: int, columns: int, rate: f
         (40, 2, None),
         (300, 1, None),  # three tiles, which read different numbers of keys
         (200, 2, 20),
+        (300, 1, 300),  # as many queries as tokens, in random order
         pytest.param(1000, 2, None, marks=pytest.mark.chaos),
         pytest.param(1000, 1, 300, marks=pytest.mark.chaos),
     ],
@@ -224,3 +240,78 @@ def test_a_mesh_splits_rows_and_heads() -> None:
     expected = attend(xla, *arrays, rate=0.2)
     with jax.set_mesh(make_mesh(MeshSection(data=2, fsdp=2, tensor=2))):
         assert_same(attend(fused, *arrays, rate=0.2), expected)
+
+
+def test_the_demos_model_equals_xlas_on_two_tensor_devices() -> None:
+    """A device has two heads of 16 columns, whose lanes are too few for encoded segments."""
+    section = load_config(ROOT / "configs" / "demo.yaml").model
+    assert section is not None
+    sizes = section.resolve(vocab_size=250).model_dump()
+    batch = {name: jnp.asarray(array) for name, array in small_batch(rows=2, length=64).items()}
+    batch["segment_ids"] *= 1 + jnp.arange(64) // 20  # packed examples, and padding
+    params = fresh_params(small_task(**sizes))
+
+    def loss_and_gradients(core: str) -> Any:
+        task = small_task(execution={"attention": core}, **sizes)
+
+        def loss(params: Any) -> Any:
+            return loss_of(task, model_of(task, params), batch)[0]
+
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    with jax.set_mesh(tensor_mesh(2)):
+        assert_near(loss_and_gradients("fused"), loss_and_gradients("xla"))
+
+
+CASES = {
+    "heads": st.one_of(st.integers(1, 4), st.integers(1, 16)),  # of a device
+    "columns": st.integers(1, 128),
+    "rows": st.sampled_from([1, 1, 2]),
+    "length": st.one_of(st.integers(1, 160), st.integers(1, 700)),
+    "documents": st.integers(1, 40),
+    "padding": st.integers(0, 30),
+    "queries": st.sampled_from(["all", "some", "permuted", "repeated"]),
+    "causal": st.booleans(),
+    "rate": st.sampled_from([0.0, 0.1, 0.5]),
+    "parts": st.sampled_from(PARTS),
+    "dtype": st.sampled_from(["float32", "bfloat16"]),
+}
+
+
+def check(
+    *,
+    heads: int,
+    columns: int,
+    rows: int,
+    length: int,
+    documents: int,
+    padding: int,
+    queries: str,
+    causal: bool,
+    rate: float,
+    parts: int,
+    dtype: str,
+) -> Outcome:
+    """Compares a shape in float32. `dtype` only selects the limit."""
+    heads *= parts
+    architecture = small_architecture(hidden_size=heads * columns, num_attention_heads=heads)
+    if refused("attention", architecture, dtype=dtype, length=length, parts=parts):
+        return "refused"
+    rng = np.random.default_rng(length)
+    segments = 1 + np.sort(rng.integers(0, documents, (rows, length)), axis=1)
+    segments[0, max(length - padding, 1) :] = 0
+    order = np.argsort(rng.random((rows, length)), axis=1)
+    count = -(-length // 3) if queries == "some" else length
+    chosen = rng.integers(0, length, (rows, length)) if queries == "repeated" else order[:, :count]
+    k, v = rng.standard_normal((2, rows, length, heads, columns)).astype(np.float32)
+    q, weights = rng.standard_normal((2, rows, count, heads, columns)).astype(np.float32)
+    settings: Any = {"rate": rate, "causal": causal, "segments": segments.astype(np.int32)}
+    settings["queries"] = None if queries == "all" else chosen.astype(np.int32)
+    with jax.set_mesh(tensor_mesh(parts)):
+        assert_near(*(attend(each, q, k, v, weights, **settings) for each in (fused, xla)))
+    return "equal"
+
+
+@shapes(4)
+def test_every_shape_equals_xla_or_is_refused(shapes: int) -> None:
+    search(check, CASES, shapes=shapes)
