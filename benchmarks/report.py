@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.cores import available_cores
+from bert_jax.data.worker_process import available_cores
 
 
 def report(

@@ -1,4 +1,4 @@
-"""Setup of worker processes."""
+"""Setup of worker processes, and the cores for them."""
 
 import contextlib
 import multiprocessing
@@ -9,6 +9,13 @@ import threading
 from collections.abc import Iterator
 from multiprocessing import queues, resource_tracker, spawn
 from typing import Final
+
+
+def available_cores() -> int:
+    """Returns the number of cores that this process may use; the machine may have more."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def prepare_worker(index: int, count: int) -> None:

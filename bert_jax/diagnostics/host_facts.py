@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import psutil
 
-from bert_jax.data.cores import available_cores
+from bert_jax.data.worker_process import available_cores
 from bert_jax.diagnostics.machine import installed
 from bert_jax.files.host_lock import host_lock
 

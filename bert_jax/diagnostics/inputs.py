@@ -6,15 +6,26 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance, read_provenance
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.schema import check_row_length
+from bert_jax.data.google_bert.reader import is_google_bert
+from bert_jax.data.loader.mask_share import measure_masks
+from bert_jax.diagnostics.findings import Finding, ok, warn
+from bert_jax.errors import UserError
 from bert_jax.files.hub import is_dataset_file, library
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.sources import CONFIGS, is_checkpoint, is_hub_name
 from bert_jax.model.section import ModelSection
-from bert_jax.objectives.registry import Registered, check_architecture, check_pairing, teacher_of
+from bert_jax.objectives.registry import (
+    Registered,
+    check_architecture,
+    check_pairing,
+    masking_of,
+    teacher_of,
+)
+from bert_jax.objectives.sections import masked_rows
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.settings import (
@@ -84,8 +95,18 @@ def pretraining_inputs(
         return f"{train.total_steps:,} steps; learning rate: {segments}"
 
     def check_dataset(path: str, phase: PhaseSection, key: str, *, evaluation: bool) -> str:
-        made, found = _dataset(path, phase, loaded, key=key)
-        if made is not None and encoder is not None:
+        if is_remote(path):
+            return f"{path} is not checked before the run opens it"
+        if is_google_bert(path):
+            return f"{path} is read as TFRecords"
+        made = read_provenance(epath.Path(path))
+        if loaded:
+            made.require_tokenizer(loaded[0].hash, place=f"{key}.dataset: {path}")
+        if phase.seq_length < made.pairing.max_seq_length:  # examples may still be short enough
+            with under(key, PhaseSection):
+                for split in made.splits:
+                    check_row_length(phase.seq_length, open_dataset(path, split).lengths)
+        if encoder is not None:
             check_pairing(
                 phase.objective or objective,
                 made.pairing.kind,
@@ -94,7 +115,8 @@ def pretraining_inputs(
                 key=f"{key}.dataset",
                 evaluation=evaluation,
             )
-        return found
+        counts = ", ".join(f"{split.examples:,} of {name}" for name, split in made.splits.items())
+        return f"{path}, {counts} examples"
 
     yield "tokenizer", check_tokenizer
     yield "model", check_model
@@ -117,29 +139,32 @@ def _unread(path: str) -> str:
     return f"{path} is not checked before the run fetches it"
 
 
-def _dataset(
-    path: str, phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str
-) -> tuple[Provenance | None, str]:
-    """Checks the dataset of a phase, or a dataset that is evaluated in it.
+def check_masks(
+    train: TrainSection, *, tokenizer: str, objective: Registered, seed: int
+) -> Iterator[Finding]:
+    """Yields a finding for each phase that masks words of a local dataset.
 
-    Returns the provenance, None without it, and a description.
+    Skips inputs that other checks refuse.
     """
-    if is_remote(path):
-        return None, f"{path} is not checked before the run opens it"
-    root = epath.Path(path)
-    if root.exists() and not (root / PROVENANCE_NAME).exists():
-        return None, f"{path} has no {PROVENANCE_NAME} and is read as TFRecords"
-    if any(character in path for character in "*?["):
-        return None, f"{path} is not checked before the run opens it"
-    made = read_provenance(root)
-    if tokenizers:
-        made.require_tokenizer(tokenizers[0].hash, place=f"{key}.dataset: {path}")
-    if phase.seq_length < made.pairing.max_seq_length:  # examples may still be short enough
-        with under(key, PhaseSection):
-            for split in made.splits:
-                check_row_length(phase.seq_length, open_dataset(root, split).lengths)
-    counts = ", ".join(f"{split.examples:,} of {name}" for name, split in made.splits.items())
-    return made, f"{path}, {counts} examples"
+    for phase in train.phases:
+        masking = masking_of(phase.objective or objective)
+        root = phase.dataset
+        if masking is None or is_remote(root) or not (epath.Path(root) / PROVENANCE_NAME).exists():
+            continue
+        try:
+            rows = masked_rows(
+                load_tokenizer(tokenizer),
+                masking,
+                seq_length=phase.seq_length,
+                max_predictions=phase.max_predictions,
+                max_examples=1,
+                pairs=False,
+            )
+            found = measure_masks(open_dataset(root, "train"), rows, seed=seed)
+        except UserError:
+            continue
+        if found is not None:
+            yield (warn if found.low else ok)("masks", f"{root}: {found.describe()}")
 
 
 def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:

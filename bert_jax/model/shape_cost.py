@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.data.cores import available_cores
+from bert_jax.data.worker_process import available_cores
 from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.parallel.accelerators import peak_flops
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import pydantic
 
-from bert_jax.data.cores import available_cores
+from bert_jax.data.worker_process import available_cores
 from bert_jax.errors import RunStopped, error_from_json, not_installed
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache

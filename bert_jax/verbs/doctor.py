@@ -75,8 +75,7 @@ def config_findings(config: RunConfig, *, init_from: str | None = None) -> Itera
     ):
         problems |= finding.level == "problem"
         yield finding
-    from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs
-    from bert_jax.diagnostics.masks import check_masks
+    from bert_jax.diagnostics.inputs import check_masks, finetuning_inputs, pretraining_inputs
     from bert_jax.workflows.epochs import count_epochs, describe_epochs
 
     if init_from is not None:

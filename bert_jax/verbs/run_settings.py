@@ -6,8 +6,8 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.config import RunConfig, require_training
-from bert_jax.data.cores import available_cores
 from bert_jax.data.loader.section import LoaderSection
+from bert_jax.data.worker_process import available_cores
 from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs, require_inputs
 from bert_jax.errors import UserError
 from bert_jax.model.section import ModelSection

@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeVar
 import pydantic
 from etils import epath
 
-from bert_jax.data.cores import available_cores
+from bert_jax.data.worker_process import available_cores
 from bert_jax.errors import UserError, did_you_mean, first_line, not_installed, one_of
 from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.engines.local import use_one_thread

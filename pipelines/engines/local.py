@@ -8,8 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import BaseContext
 from typing import Final, Self, TypeVar
 
-from bert_jax.data.cores import available_cores
-from bert_jax.data.worker_process import end_with_parent, without_main
+from bert_jax.data.worker_process import available_cores, end_with_parent, without_main
 from bert_jax.errors import RunStopped
 
 Job = TypeVar("Job")
