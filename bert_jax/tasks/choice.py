@@ -233,10 +233,11 @@ class ChoiceSplit(Split):
         targets = {} if question.label is None else {"label": question.label}
         return Encoded([*ids, *[[]] * missing], [*seconds, *[0] * missing], targets)
 
-    def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
+    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
         """Returns records with the predicted index and the probability of each choice."""
         records = []
-        for index, (question, logits) in enumerate(zip(self._questions, reduced, strict=True)):
+        for index, logits in enumerate(reduced, start=first):
+            question = self._questions[index]
             logits = logits[: len(question.choices)]
             weights = np.exp(logits.astype(np.float64) - np.max(logits))
             records.append(

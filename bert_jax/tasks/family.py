@@ -76,10 +76,15 @@ class Split:
         del index
         return logits
 
-    def records(self, reduced: Sequence[Any]) -> list[Record]:
-        """Returns the records of all examples, in the order of the file.
+    def starts_example(self, row: int) -> bool:
+        """Returns whether a row is the first one of an example. Rows are in order of examples."""
+        del row
+        return True
 
-        `reduced` are the results of `reduce`, one per row.
+    def records(self, reduced: Sequence[Any], *, first: int = 0) -> list[Record]:
+        """Returns the records of whole examples, in the order of the file.
+
+        `reduced` are the results of `reduce` for the rows from `first`.
         """
         raise NotImplementedError
 

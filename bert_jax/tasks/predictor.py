@@ -1,8 +1,7 @@
 """Predicts the records of a split, given parameters."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -15,11 +14,17 @@ from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.shape_cost import inference_cost
 from bert_jax.narration import doing
 from bert_jax.parallel.compiling import made_once
-from bert_jax.task import Batch
+from bert_jax.task import Batch, Row
 from bert_jax.tasks.batches import collate_inputs
 from bert_jax.tasks.family import Family, Record, Split
 from bert_jax.tasks.task import logits
 from bert_jax.train.state import ModelDefinition
+
+# `Predictor.stream` holds the logits and records of this many batches in memory.
+WINDOW_BATCHES: Final = 64
+
+# The values of a record that scores are computed from.
+_SCORED: Final = ("label", "prediction", "ranks", "nbest", "null_score_difference")
 
 
 class Predictor:
@@ -58,23 +63,55 @@ class Predictor:
 
         Raises Diverged if logits are not finite.
         """
-        make = functools.partial(collate_inputs, split, pad_id=self._pad_id)
-        rows, done = len(split.lengths), 0
-        reduced: list[Any] = [None] * rows
-        with doing(lambda: f"predicting: {done:,} of {rows:,} rows"):
-            for batch in self._inference(params, split.lengths, make):
-                for row, values in zip(batch.rows.tolist(), batch.outputs, strict=True):
-                    # Per-token logits [length, ...] include padding, other logits do not.
-                    found = values[: split.lengths[row]] if values.ndim == 2 else values
-                    if not np.isfinite(found).all():
-                        raise Diverged(
-                            "predict.not_finite",
-                            f"found NaN or infinity in the logits of row {row}. The model has "
-                            "diverged.",
-                        )
-                    reduced[row] = split.reduce(row, found)
-                done += len(batch.rows)
-            return split.records(reduced)
+        (records,) = self._windows(params, split, len(split.lengths))
+        return records
+
+    def stream(self, params: Any, split: Split) -> Iterator[list[Record]]:
+        """Yields the records in the order of the file, some at a time.
+
+        Rows are batched by length within a window. Raises Diverged if logits are not finite.
+        """
+        return self._windows(params, split, WINDOW_BATCHES * self._inference.batch_size)
+
+    def _windows(self, params: Any, split: Split, size: int) -> Iterator[list[Record]]:
+        """Yields the records of windows of at least `size` rows, without cutting an example."""
+        total, done, start = len(split.lengths), 0, 0
+        with doing(lambda: f"predicting: {done:,} of {total:,} rows"):
+            while True:
+                end = min(start + size, total)
+                while end < total and not split.starts_example(end):
+                    end += 1
+                reduced: list[Any] = [None] * (end - start)
+                for row, found in self._logits(params, split, range(start, end)):
+                    reduced[row - start] = split.reduce(row, found)
+                    done += 1
+                yield split.records(reduced, first=start)
+                start = end
+                if start == total:
+                    return
+
+    def _logits(self, params: Any, split: Split, window: range) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields each row of a window with its logits, see `Split.reduce`, shortest rows first."""
+
+        def make(rows: np.ndarray, *, batch_size: int, length: int) -> Row:
+            rows = rows + window.start
+            return collate_inputs(
+                split, rows, batch_size=batch_size, length=length, pad_id=self._pad_id
+            )
+
+        for batch in self._inference(params, split.lengths[window.start : window.stop], make):
+            for row, values in zip(
+                (batch.rows + window.start).tolist(), batch.outputs, strict=True
+            ):
+                # Per-token logits [length, ...] include padding, other logits do not.
+                found = values[: split.lengths[row]] if values.ndim == 2 else values
+                if not np.isfinite(found).all():
+                    raise Diverged(
+                        "predict.not_finite",
+                        f"found NaN or infinity in the logits of row {row}. The model has "
+                        "diverged.",
+                    )
+                yield row, found
 
 
 @made_once
@@ -83,6 +120,13 @@ def _forward(model: ModelDefinition) -> Callable[[Any, Batch], jax.Array]:
         return logits(nnx.merge(model.graphdef, params), batch, dropout_key=None)
 
     return forward
+
+
+def scored_part(record: Record) -> Record | None:
+    """Returns the values of a record that `score_splits` reads. Returns None without a label."""
+    if record.get("label") is None:
+        return None
+    return {name: record[name] for name in _SCORED if name in record}
 
 
 def score_splits(family: Family, records: Mapping[str, Sequence[Record]]) -> dict[str, float]:

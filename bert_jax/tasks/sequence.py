@@ -93,7 +93,7 @@ class SequenceSplit(Split):
             target = example.target
         return Encoded((made.ids,), (made.second,), {} if target is None else {"label": target})
 
-    def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
+    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
         """Returns records with predictions and, except in a regression, probabilities."""
         # Import here: it takes 0.1 s, and reading a configuration imports this module.
         from scipy import special
@@ -105,9 +105,10 @@ class SequenceSplit(Split):
             predicted = [self._several(row) for row in special.expit(logits).tolist()]
         else:
             predicted = [self._one(row) for row in special.softmax(logits, axis=-1).tolist()]
+        texts = self._texts[first : first + len(reduced)]
         return [
             self._base(example) | prediction
-            for example, prediction in zip(self._texts, predicted, strict=True)
+            for example, prediction in zip(texts, predicted, strict=True)
         ]
 
     def _one(self, probabilities: list[float]) -> Record:

@@ -1,13 +1,11 @@
 """`bert-jax predict`: a fine-tuned run and a file → predictions, or a benchmark's files."""
 
-import json
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 import jax
-import pyarrow as pa
-from etils import epath
 from rich.console import Console
 
 from bert_jax.data.row_errors import OnError
@@ -20,15 +18,14 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.lock import hold_output
 from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.data_of_run import section_of
-from bert_jax.tasks.family import Record, RowsSection
+from bert_jax.tasks.family import Family, Record, RowsSection
 from bert_jax.tasks.labels import with_integers
-from bert_jax.tasks.predictor import score_splits
+from bert_jax.tasks.prediction_file import SUFFIXES, open_prediction_file
+from bert_jax.tasks.predictor import score_splits, scored_part
 from bert_jax.tasks.section import require_base
 from bert_jax.train.progress_display import format_scores
 from bert_jax.verbs.same_command import join_same_command
-from bert_jax.workflows.finetuning_scores import predict_run, write_csv, write_records
-
-SUFFIXES: Final = (".jsonl", ".csv")
+from bert_jax.workflows.finetuning_scores import open_predictor
 
 
 class Predictions(NamedTuple):
@@ -36,7 +33,7 @@ class Predictions(NamedTuple):
 
     step: int  # step of the checkpoint
     files: Sequence[Path]
-    records: Mapping[str, Sequence[Record]]  # records by split
+    rows: Mapping[str, int]  # number of predicted examples by split
     scores: Mapping[str, float] | None  # scores on labelled examples, if any
     scored: Mapping[str, int]  # number of labelled examples by split, if any
     notes: Sequence[str]  # findings about the data, one per line
@@ -108,7 +105,7 @@ def predict(
         require_other_file(path, [input_path, *task.inputs.values()])
         if probabilities:
             _check_probabilities(run.heads)
-        loaded, family, records = predict_run(
+        loaded, family, predictor = open_predictor(
             run,
             roles=("test",) if input_path is None else ("input",),
             checkpoint=checkpoint,
@@ -117,23 +114,22 @@ def predict(
             input=input_path,
             task=task,
         )
-        labelled = {
-            name: rows
-            for name, found in records.items()
-            if (rows := [record for record in found if record.get("label") is not None])
-        }
+        labelled: dict[str, list[Record]] = {}
+
+        def predicted() -> Iterator[tuple[str, list[Record]]]:
+            for name, split in family.splits.items():
+                for records in predictor.stream(loaded.params, split):
+                    if found := list(filter(None, map(scored_part, records))):
+                        labelled.setdefault(name, []).extend(found)
+                    yield name, with_integers(records) if loaded.heads.integer_labels else records
+
+        files = _write(
+            path, family, predicted(), submission=submission, probabilities=probabilities
+        )
         scores = score_splits(family, labelled) if labelled else None
-        scored = {name: len(found) for name, found in labelled.items()}
-        if loaded.heads.integer_labels:
-            records = {name: with_integers(found) for name, found in records.items()}
-        files: list[Path] = []
-        if jax.process_index() == 0:
-            if submission:
-                for name, found in records.items():
-                    files += family.write_official(name, found, path)
-            else:
-                files = _write(path, records, probabilities=probabilities)
-    result = Predictions(loaded.step, files, records, scores, scored, family.notes)
+    rows = {name: split.examples for name, split in family.splits.items()}
+    scored = {name: len(found) for name, found in labelled.items()}
+    result = Predictions(loaded.step, files, rows, scores, scored, family.notes)
     if console is not None and jax.process_index() == 0:
         for line in _lines(result):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -169,37 +165,41 @@ def _check_probabilities(heads: HeadsSection) -> None:
 
 
 def _write(
-    path: Path, records: Mapping[str, Sequence[Record]], *, probabilities: bool
+    path: Path,
+    family: Family,
+    predicted: Iterable[tuple[str, list[Record]]],
+    *,
+    submission: bool,
+    probabilities: bool,
 ) -> list[Path]:
-    several = ["split"] if len(records) > 1 else []
-    rows = [{"split": name, **record} for name, found in records.items() for record in found]
-    if path.suffix == ".jsonl":
-        kept = rows if several else [record for found in records.values() for record in found]
-        write_records(epath.Path(path), kept)
-        return [path]
-    columns: dict[str, list[Any]] = {
-        name: [_cell(row[name]) for row in rows] for name in (*several, "id", "prediction")
-    }
-    for name in rows[0]["probabilities"] if probabilities and rows else ():
-        columns[f"probability:{name}"] = [row["probabilities"][name] for row in rows]
-    write_csv(epath.Path(path), pa.table(columns))
+    """Writes records while they are predicted, and returns the files. One process writes."""
+    if jax.process_index() > 0:
+        for _ in predicted:
+            pass
+        return []
+    if submission:
+        whole: dict[str, list[Record]] = {name: [] for name in family.splits}
+        for name, records in predicted:
+            whole[name] += records
+        written = (family.write_official(name, found, path) for name, found in whole.items())
+        return list(itertools.chain.from_iterable(written))
+    several = len(family.splits) > 1
+    with open_prediction_file(path, probabilities=probabilities) as file:
+        for name, records in predicted:
+            file.write(records, split=name if several else None)
     return [path]
-
-
-def _cell(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
 
 
 def _lines(result: Predictions) -> list[str]:
     """Returns the lines to print, with `` (7 of 20 rows have a label)`` if labels are missing."""
     files = ", ".join(map(str, result.files))
     counts = ", ".join(
-        counted(len(found), "row") if name == "input" else f"{name} {len(found):,}"
-        for name, found in result.records.items()
+        counted(number, "row") if name == "input" else f"{name} {number:,}"
+        for name, number in result.rows.items()
     )
     lines = [*result.notes, f"{files}: {counts}"]
     if result.scores:
-        of = {name: len(result.records[name]) for name in result.scored}
+        of = result.rows
         some = [f"{n:,} of {of[name]:,} rows" for name, n in result.scored.items() if n < of[name]]
         labelled = f" ({', '.join(some)} have a label)" if some else ""
         lines.append(format_scores(result.scores) + labelled)

@@ -126,9 +126,10 @@ def evaluate_task(
             f"found {role}, allowed: {commas(ROLES)}{did_you_mean(role, ROLES)}",
             place="--split",
         )
-    loaded, family, records = predict_run(
+    loaded, family, predictor = open_predictor(
         run, roles=(role,), checkpoint=checkpoint, batch_size=batch_size, mesh=mesh
     )
+    records = {name: predictor(loaded.params, split) for name, split in family.splits.items()}
     for name, found in records.items():
         if any(record.get("label") is None for record in found):
             raise UserError(
@@ -142,7 +143,7 @@ def evaluate_task(
     return evaluation
 
 
-def predict_run(
+def open_predictor(
     run: Run,
     *,
     roles: tuple[str, ...],
@@ -151,8 +152,8 @@ def predict_run(
     mesh: MeshSection | None,
     input: str | None = None,
     task: TaskSection | None = None,
-) -> tuple[LoadedParams, Family, dict[str, list[Record]]]:
-    """Returns a checkpoint, the family from `open_data`, and the records by split.
+) -> tuple[LoadedParams, Family, Predictor]:
+    """Returns a checkpoint, the family from `open_data`, and a predictor of its splits.
 
     Raises UserError if processes differ in checkpoint, tokenizer or data, or as `open_data`.
     """
@@ -169,8 +170,7 @@ def predict_run(
         pad_id=run.tokenizer.special.pad,
         architecture=run.architecture,
     )
-    records = {name: predictor(loaded.params, split) for name, split in family.splits.items()}
-    return loaded, family, records
+    return loaded, family, predictor
 
 
 def write_records(path: epath.Path, records: Sequence[Record]) -> None:
@@ -202,7 +202,8 @@ class _SampledRows(Split):
     def reduce(self, index: int, logits: np.ndarray) -> np.ndarray:
         return TextsSplit.reduce(self._split, index, logits)
 
-    def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
+    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
+        del first
         return [{"vectors": vectors} for vectors in reduced]
 
 

@@ -1,11 +1,13 @@
 """`finetune`, `evaluate` and `predict` on a table, as a user runs them."""
 
 import csv
+import itertools
 import json
 import os
 import re
 import shutil
 import signal
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,16 @@ import yaml
 import bert_jax
 from bert_jax import narration
 from bert_jax.config import load_config
-from bert_jax.errors import Diverged
+from bert_jax.errors import Diverged, UserError
+from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.stop_signal import INTERRUPTED
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params
 from bert_jax.runs.run_directory import open_run
+from bert_jax.tasks import predictor
 from bert_jax.tasks.data_of_run import open_data
 from bert_jax.tasks.predictor import Predictor
+from bert_jax.tasks.sequence import SequenceSplit
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.verbs.finetune import finetune_settings
 from bert_jax.workflows.finetuning_setup import prepare
@@ -131,6 +136,60 @@ def test_scores_do_not_depend_on_batch_size_or_devices(tuned: Path) -> None:
     broken = jax.tree.map(lambda leaf: leaf * np.nan, one.params)
     with refuses("predict.not_finite", kind=Diverged):
         predict_dev(run_dir, one, broken, 7)
+
+
+def held_while_writing(run_dir: Path, rows: int, output: Path, patch: pytest.MonkeyPatch) -> int:
+    """Returns the bytes that `predict` allocates from its first batch on, at most at a time."""
+    start, held = BucketedInference.__call__, list[int]()
+
+    def started(self: BucketedInference, *arguments: Any) -> Any:
+        if not held:
+            tracemalloc.reset_peak()
+            held.append(tracemalloc.get_traced_memory()[0])
+        return start(self, *arguments)
+
+    table = write_table(output.parent, rows, 3)
+    with patch.context() as context:
+        context.setattr(BucketedInference, "__call__", started)
+        tracemalloc.start()
+        ok("predict", run_dir, output, "--input", table, "--batch-size", 32)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert len(output.read_bytes().splitlines()) == rows + (output.suffix == ".csv")
+    return peak - held[0]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_predictions_are_written_as_they_are_computed(
+    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(predictor, "WINDOW_BATCHES", 4, raising=False)
+    ok("predict", tuned / "tuned", tmp_path / "warm.csv", "--input", write_table(tmp_path, 200, 2))
+    few, many = (
+        held_while_writing(tuned / "tuned", rows, tmp_path / f"{rows}.{suffix}", monkeypatch)
+        for rows in (500, 2500)
+    )
+    assert many - few < 2000 * 400  # of a labelled row, only the label and the prediction remain
+
+
+def test_a_failed_prediction_leaves_the_old_file(
+    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, numbers = tmp_path / "found.jsonl", itertools.count()
+    ask = ("predict", tuned / "tuned", output, "--input", write_table(tmp_path, 40, 5), "--force")
+    ok(*ask)
+    before, make = output.read_bytes(), SequenceSplit.records
+
+    def fail_at_the_third(*arguments: Any, **options: Any) -> Any:
+        if next(numbers) == 2:
+            raise UserError("test.full", "broken", place="test")
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(predictor, "WINDOW_BATCHES", 1, raising=False)
+    monkeypatch.setattr(SequenceSplit, "records", fail_at_the_third)
+    assert refused(*ask, "--batch-size", 8).key == "test.full"
+    assert output.read_bytes() == before
+    assert {path.suffix for path in tmp_path.iterdir()} == {".csv", ".jsonl"}
 
 
 def test_predict_works_with_and_without_labels(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax.tasks import predictor
 from bert_jax.train.metrics_writer import read_metrics
 from tests.project import ok, refused, write_config
 from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
@@ -129,7 +130,9 @@ FAMILIES: dict[str, tuple[Writer, str, str | None]] = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_goes_from_training_to_submission(name: str, tmp_path: Path) -> None:
+def test_a_family_goes_from_training_to_submission(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write, metric, official = FAMILIES[name]
     data = tmp_path / "data"
     data.mkdir()
@@ -165,6 +168,12 @@ def test_a_family_goes_from_training_to_submission(name: str, tmp_path: Path) ->
     if isinstance(expected[0], float):
         expected = pytest.approx(expected, rel=1e-5)
     assert [row["prediction"] for row in in_memory] == expected
+    with monkeypatch.context() as patch:  # windows of one batch
+        patch.setattr(predictor, "WINDOW_BATCHES", 1)
+        ok("predict", run_dir, tmp_path / "few.jsonl", "--input", dev, "--batch-size", 1)
+    few = [json.loads(line) for line in (tmp_path / "few.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in few] == [row["id"] for row in written]
+    assert [row["prediction"] for row in few] == expected
     submission = tmp_path / "submission"
     if official is None:
         line = refused("predict", run_dir, submission, "--submission", "--input", dev)

@@ -209,11 +209,16 @@ class RetrievalSplit(TextsSplit):
         rows = [*asked, *(len(queries) + at for at in found)]
         return TextSample(rows, texts, pairs, len(queries) + len(passages))
 
-    def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
+    def starts_example(self, row: int) -> bool:
+        """Returns whether a row is the first one, because all rows are ranked together."""
+        return row == 0
+
+    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
         """Returns a record per query: best passages, and ranks of the relevant passages.
 
         `reduced` are the vectors of all rows, [width] each.
         """
+        assert first == 0
         vectors, count = np.stack(reduced), len(self._data.queries)
         if self._by_cosine:
             vectors = unit_vectors(vectors)

@@ -246,7 +246,7 @@ class TupleSplit(TextsSplit):
         ]
         return TextSample(rows, texts, pairs, len(self._rows) * self._texts)
 
-    def records(self, reduced: Sequence[float]) -> list[Record]:
+    def records(self, reduced: Sequence[float], *, first: int = 0) -> list[Record]:
         """Returns records with the scaled score as label, and the cosine as prediction."""
         return [
             {
@@ -256,7 +256,7 @@ class TupleSplit(TextsSplit):
                 "label": row.score,
                 "prediction": cosine,
             }
-            for row, cosine in zip(self._rows, reduced, strict=True)
+            for row, cosine in zip(self._rows[first : first + len(reduced)], reduced, strict=True)
         ]
 
 

@@ -183,7 +183,7 @@ class SquadSplit(Split):
         special = special_tokens(tokenizer, pair=True)
         self._pieces = functools.lru_cache(_REMEMBERED)(OffsetEncoder(tokenizer).encode)
         self._query = functools.lru_cache(_REMEMBERED)(tokenizer.encode)
-        self._questions: list[_WindowedQuestion] = []
+        asked_questions: list[_WindowedQuestion] = []
         self._rows: list[tuple[_WindowedQuestion, int]] = []  # (question, window index)
         lengths: list[int] = []
         cut = 0
@@ -197,14 +197,14 @@ class SquadSplit(Split):
             pieces = len(self._pieces(question.context).ids)
             windows = ContextWindows(pieces, max_length - others, section.stride)
             asked = _WindowedQuestion(question, windows, target)
-            self._questions.append(asked)
+            asked_questions.append(asked)
             for window in range(windows.number):
                 start, end = windows.bounds(window)
                 self._rows.append((asked, window))
                 lengths.append(others + end - start)
         self.lengths = np.array(lengths, np.int32)
-        self.examples = len(self._questions)
-        self.fingerprint = content_hash(asked.question for asked in self._questions)
+        self.examples = len(asked_questions)
+        self.fingerprint = content_hash(asked.question for asked in asked_questions)
         self.skipped = len(questions) - self.examples
         answered = sum(bool(question.answers) for question in questions)
         self.findings = {
@@ -249,17 +249,23 @@ class SquadSplit(Split):
             max_answer_length=self._section.max_answer_length,
         )
 
-    def records(self, reduced: Sequence[WindowCandidates]) -> list[Record]:
+    def starts_example(self, row: int) -> bool:
+        """Returns whether a row is the first window of a question."""
+        return self._rows[row][1] == 0
+
+    def records(self, reduced: Sequence[WindowCandidates], *, first: int = 0) -> list[Record]:
         """Returns the record of each question; see `to_record`."""
+        rows = self._rows[first : first + len(reduced)]
+        asked = [question for question, window in rows if window == 0]
         candidates = iter(reduced)
         found = [
-            self._answers(asked.question, list(itertools.islice(candidates, asked.windows.number)))
-            for asked in self._questions
+            self._answers(each.question, list(itertools.islice(candidates, each.windows.number)))
+            for each in asked
         ]
         threshold = self._threshold or 0.0  # google-research/bert uses 0 too
         if self._with_null and self._role == "dev" and self._threshold is None:
-            threshold = tune(self._with_questions(found, threshold=0.0))[1].threshold
-        return self._with_questions(found, threshold=threshold)
+            threshold = tune(_records(asked, found, threshold=0.0))[1].threshold
+        return _records(asked, found, threshold=threshold)
 
     def _answers(self, question: SquadQuestion, windows: Sequence[WindowCandidates]) -> Answers:
         def text_of(first: int, last: int) -> tuple[str, int]:
@@ -270,21 +276,6 @@ class SquadSplit(Split):
         return find_answers(
             windows, text_of, n_best=self._section.n_best, with_null=self._with_null
         )
-
-    def _with_questions(self, found: Sequence[Answers], *, threshold: float) -> list[Record]:
-        records = []
-        for (question, _, _), answers in zip(self._questions, found, strict=True):
-            gold = [{"text": text, "start": start} for text, start in question.answers or ()]
-            asked = {
-                "id": question.id,
-                "title": question.title,
-                "question": question.question,
-                "context": question.context,
-                "answers": gold,
-                "label": None if question.answers is None else gold,
-            }
-            records.append(asked | to_record(answers, threshold=threshold))
-        return records
 
     def _target(self, question: SquadQuestion) -> tuple[int, int] | None:
         """Returns the first and the last piece of the training answer.
@@ -297,3 +288,22 @@ class SquadSplit(Split):
             if target:
                 return target
         return None if question.answers else (-1, -1)
+
+
+def _records(
+    asked: Sequence[_WindowedQuestion], found: Sequence[Answers], *, threshold: float
+) -> list[Record]:
+    """Returns the records of questions with their answers."""
+    records = []
+    for (question, _, _), answers in zip(asked, found, strict=True):
+        gold = [{"text": text, "start": start} for text, start in question.answers or ()]
+        made = {
+            "id": question.id,
+            "title": question.title,
+            "question": question.question,
+            "context": question.context,
+            "answers": gold,
+            "label": None if question.answers is None else gold,
+        }
+        records.append(made | to_record(answers, threshold=threshold))
+    return records

@@ -358,12 +358,20 @@ class TokenSplit(Split):
         chances = 1 / np.exp(logits - best[:, None]).sum(axis=-1)
         return np.stack([np.argmax(logits, axis=-1), chances], axis=-1)
 
-    def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
+    def starts_example(self, row: int) -> bool:
+        """Returns whether a row is the first window of a sentence."""
+        return row == 0 or self._rows[row].sentence > self._rows[row - 1].sentence
+
+    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
         """Returns records with a predicted label for every token, and with whole entities."""
         # Each word is predicted in exactly one row, and rows are in word order.
         words = iter(np.concatenate(reduced).tolist())
         records = []
-        for number, sentence in enumerate(self._sentences):
+        end = first + len(reduced)
+        start = self._rows[first].sentence if first else 0
+        stop = self._rows[end].sentence if end < len(self._rows) else len(self._sentences)
+        for number in range(start, stop):
+            sentence = self._sentences[number]
             found = list(itertools.islice(words, len(sentence.tokens)))
             predicted = [self._names[int(label)] for label, _ in found]
             chances = [chance for _, chance in found]
