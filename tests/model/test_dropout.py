@@ -1,6 +1,7 @@
 """Dropout: its rate, independence and gradient, and equal masks on every mesh."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,14 @@ from bert_jax.kernels.random_bits import (
 )
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import subkey
+from bert_jax.model.row_key import numbered_rows
+from bert_jax.model.section import Execution
+from bert_jax.objectives.registry import OBJECTIVES, make_objective
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.sharding_rules import partition_spec
+from tests.model.parts import fresh_params, model_of
+from tests.support import small_batch, small_encoder
 
 SIGMAS = 5.0  # bound, in standard deviations, for hundreds of statistics
 ROWS, WIDTH = 2048, 512
@@ -163,3 +169,43 @@ def test_no_mesh_changes_a_mask(axes: tuple[str, ...]) -> None:
     layout = jax.NamedSharding(mesh, partition_spec(axes))
     found = jax.jit(drop)(jax.device_put(x, layout))
     np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (8, 4, 16), (8, 2, 4, 16)])
+@pytest.mark.parametrize("each", [1, 3])  # rows of the array for each row of the batch
+def test_a_microbatch_has_its_part_of_the_masks(shape: tuple[int, ...], each: int) -> None:
+    key, parts = jax.random.key(6, impl="threefry2x32"), 4
+
+    def masks_of(key: jax.Array, rows: int) -> jax.Array:
+        return dropout(jnp.ones((rows * each, *shape[1:])), 0.4, subkey(key, 2))
+
+    whole = np.asarray(masks_of(key, 8)).reshape(8, each, *shape[1:])
+    for part in range(parts):
+        numbered = numbered_rows(key, first=part, step=parts, rows=2)
+        found = np.asarray(masks_of(numbered, 2)).reshape(2, each, *shape[1:])
+        np.testing.assert_array_equal(found, whole[part::parts])
+
+
+@pytest.mark.parametrize(
+    ("encoder", "attention"), [("bert", "fused"), ("bert", "xla"), ("modernbert", "xla")]
+)
+def test_a_microbatch_has_its_part_of_the_states(encoder: str, attention: str) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2}
+    if encoder == "modernbert":  # one local layer, whose window is shorter than a row
+        sizes |= {"global_every": 2, "window": 8}
+    task = make_objective(
+        OBJECTIVES["roberta"].model_validate({}),
+        architecture=small_encoder(encoder, **sizes).with_dropout(0.1),
+        execution=Execution.model_validate({"dtype": "float32", "attention": attention}),
+        tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
+    )
+    params, batch = fresh_params(task), small_batch(rows=4)
+
+    @jax.jit
+    def states(batch: Any, key: jax.Array) -> jax.Array:
+        return model_of(task, params).hidden(batch, dropout_key=key)
+
+    key = jax.random.key(8, impl="threefry2x32")
+    part = {name: array[1::2] for name, array in batch.items()}
+    found = states(part, numbered_rows(key, first=1, step=2, rows=2))
+    np.testing.assert_allclose(found, states(batch, key)[1::2], atol=1e-5)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.objectives.runs import config_of
 from tests.processes.hosts import free_port, joining, start, start_one
-from tests.project import ok
+from tests.project import ok, one_phase, write_config
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,23 @@ def test_evaluation_equals_that_of_one_process(trained: Path, tmp_path: Path) ->
     alone = json.loads((trained / "evaluation.json").read_text())
     assert two["examples"] == alone["examples"] > 50  # depends on the Python's documentation
     assert two["scores"] == pytest.approx(alone["scores"], rel=1e-5)
+
+
+def test_electra_is_evaluated_alike_by_any_number_of_processes(
+    project: Path, tmp_path: Path
+) -> None:
+    """Its evaluation draws pieces, and ranks the tokens of all batches."""
+    dataset = tmp_path / "dataset"
+    examples = write_config(tmp_path / "examples.yaml", one_phase(project))
+    ok("examples", examples, f"examples.output={dataset}", "examples.kind=full_sentences")
+    config, run_dir = config_of(project, tmp_path, "electra", "electra", dataset)
+    ok("pretrain", config, "train.evaluation=null")
+    scores = []
+    for evaluate in (lambda *each: on_two(*each, directory=tmp_path), ok):
+        evaluate("evaluate", run_dir, "--batch-size", 8 if scores else 16)
+        scores.append(json.loads((Path(run_dir) / "evaluation.json").read_text())["scores"])
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+    assert 0 < scores[0]["replaced_auc"] < 1
 
 
 def test_the_other_process_waits_for_the_writer(trained: Path, tmp_path: Path) -> None:

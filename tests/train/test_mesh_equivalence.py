@@ -49,10 +49,11 @@ def test_first_parameters_do_not_depend_on_the_mesh() -> None:
     jax.tree.map(np.testing.assert_array_equal, one, eight)
 
 
-def test_a_run_resumed_on_other_meshes_has_the_same_loss(tmp_path: Path) -> None:
-    setting, found = Setting(), []
-    for step, shape in enumerate([(1, 1, 1), (2, 2, 2), (1, 8, 1)]):
-        run, state = trainer(setting, shape), first_state(setting)
+def test_a_run_resumed_on_other_meshes_and_microbatches_has_the_same_loss(tmp_path: Path) -> None:
+    setting, found = Setting(dropout=0.1), []
+    for step, (shape, parts) in enumerate([((1, 1, 1), 4), ((2, 2, 2), 1), ((1, 8, 1), 2)]):
+        run = trainer(dataclasses.replace(setting, accumulation=parts), shape)
+        state = first_state(Setting())
         with Checkpointer(tmp_path, CheckpointSection()) as checkpoints:
             if step:
                 state = checkpoints.restore_state(run.abstract, step=step)
