@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from benchmarks.report import report
-from bert_jax.encoders.bert.section import RELEASED, BertSection
+from bert_jax.encoders.bert.section import BertSection
 from bert_jax.interop.hf_checkpoint import write_hf
 from bert_jax.interop.tensor_conversion import Pretrained, definition_of
 from bert_jax.model.section import HeadsSection
@@ -49,7 +49,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--size", nargs="+", choices=list(RELEASED), default=["base", "large"])
+    parser.add_argument(
+        "--size", nargs="+", choices=list(BertSection.named_sizes), default=["base", "large"]
+    )
     formats = (
         ["hf", "tf", "stablehlo"] if importlib.util.find_spec("tensorflow") else ["hf", "stablehlo"]
     )

@@ -206,15 +206,18 @@ class HeadsSection(Section):
         return self
 
 
-def changes_of(architecture: type[EncoderArchitecture]) -> type[Section]:
-    """Returns a section with the settings of an architecture, all optional and null by default."""
-    fields: dict[str, Any] = {
-        # `Annotated` requires metadata, so pass the name, which pydantic ignores.
-        name: (Annotated[Optional[field.annotation], name, *field.metadata], None)  # noqa: UP045
-        for name, field in architecture.model_fields.items()
-    }
-    name, module = f"{architecture.__name__}Changes", architecture.__module__
-    return pydantic.create_model(name, __base__=Section, __module__=module, **fields)
+class ArchitectureChanges(Section):
+    """The settings of an architecture `of`, all optional and null by default."""
+
+    def __init_subclass__(cls, *, of: type[EncoderArchitecture]) -> None:
+        """Adds the settings."""
+        cls.__annotations__ = {
+            # `Annotated` requires metadata, so pass the name, which pydantic ignores.
+            name: Annotated[Optional[field.annotation], name, *field.metadata]  # noqa: UP045
+            for name, field in of.model_fields.items()
+        }
+        for name in of.model_fields:
+            setattr(cls, name, None)
 
 
 class SizeSource(NamedTuple):
@@ -232,13 +235,15 @@ class ModelSection(Section):
     """
 
     architecture_type: ClassVar[type[EncoderArchitecture]]
-    named_sizes: ClassVar[Mapping[str, Mapping[str, object]]]
-    """Settings of the architecture by `size`, including all `SIZES`."""
+    named_sizes: ClassVar[Mapping[str, tuple[int, ...]]]
+    """The numbers of `SIZES` by `size`, and the width of the embeddings if it differs."""
 
     if TYPE_CHECKING:  # types and defaults differ between encoders
         kind: Any = ""
         size: Any = None
         architecture: Any = None
+        """The whole architecture, or changes to `size`, such as dropout and positions. Layers,
+        widths and heads must come from one source."""
     else:  # in the order of a configuration
         kind: str
         size: str | None = None
@@ -255,11 +260,10 @@ class ModelSection(Section):
         a file that cannot be read.
         """
         del vocab_size
-        return (
-            None
-            if self.size is None
-            else SizeSource("size", self.size, self.named_sizes[self.size])
-        )
+        if self.size is None:
+            return None
+        values = zip((*SIZES, "embedding_size"), self.named_sizes[self.size], strict=False)
+        return SizeSource("size", self.size, dict(values))
 
     @classmethod
     def pretraining_heads(cls) -> HeadsSection:
@@ -295,8 +299,8 @@ class ModelSection(Section):
 
     @pydantic.model_validator(mode="after")
     def _one_size(self) -> ModelSection:
-        if self.size is not None:
-            self._refuse_other_sizes(SizeSource("size", self.size, self.named_sizes[self.size]))
+        if (source := ModelSection.size_source(self, vocab_size=0)) is not None:
+            self._refuse_other_sizes(source)
         return self
 
     def _refuse_other_sizes(self, source: SizeSource) -> None:

@@ -6,7 +6,6 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from bert_jax.encoders.bert.section import RELEASED as SIZES
 from bert_jax.encoders.bert.section import BertArchitecture, BertSection
 from bert_jax.encoders.registry import read_model_section
 from bert_jax.model.section import Execution, HeadsSection, TaskName
@@ -47,18 +46,19 @@ def write(tmp_path: Path, values: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", BertSection.named_sizes)
 def test_named_sizes_equal_the_released_ones(size: Any) -> None:
-    layers, hidden, heads = SIZES[size]
+    layers, hidden, heads, inner = BertSection.named_sizes[size]
     found = BertSection(size=size).resolve(vocab_size=30522)
     assert found == BertArchitecture(
         vocab_size=30522,
         hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        intermediate_size=4 * hidden,
+        intermediate_size=inner,
     )
     assert found.head_dim == 64
+    assert inner == 4 * hidden
     assert found.padded_vocab_size == 30592
 
 

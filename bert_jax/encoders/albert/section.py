@@ -1,26 +1,15 @@
 """Settings of ALBERT. Needs no JAX."""
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import pydantic
 
 from bert_jax.errors import SettingError
 from bert_jax.model.architecture import FactorisedArchitecture, Sublayer
-from bert_jax.model.section import HeadsSection, ModelSection, changes_of
-from bert_jax.section import Section
+from bert_jax.model.section import ArchitectureChanges, HeadsSection, ModelSection
 
 Size = Literal["base", "large", "xlarge", "xxlarge"]
-
-# Layers, hidden size and heads of the released models, version 2 (arXiv 1909.11942, table 1). The
-# FFN is 4 hidden sizes wide.
-RELEASED: Final[dict[Size, tuple[int, int, int]]] = {
-    "base": (12, 768, 12),
-    "large": (24, 1024, 16),
-    "xlarge": (24, 2048, 16),
-    "xxlarge": (12, 4096, 64),
-}
 
 
 class AlbertArchitecture(FactorisedArchitecture):
@@ -81,13 +70,8 @@ class AlbertArchitecture(FactorisedArchitecture):
         return self
 
 
-if TYPE_CHECKING:
-
-    class AlbertArchitectureChanges(Section):
-        """Settings of `AlbertArchitecture`, all optional."""
-
-else:
-    AlbertArchitectureChanges = changes_of(AlbertArchitecture)
+class AlbertArchitectureChanges(ArchitectureChanges, of=AlbertArchitecture):
+    """Settings of `AlbertArchitecture`, all optional."""
 
 
 class AlbertSection(ModelSection):
@@ -97,14 +81,12 @@ class AlbertSection(ModelSection):
     """
 
     architecture_type = AlbertArchitecture
-    named_sizes: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        size: {
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "num_attention_heads": heads,
-            "intermediate_size": 4 * hidden,
-        }
-        for size, (layers, hidden, heads) in RELEASED.items()
+    # The released models, version 2 (arXiv 1909.11942, table 1).
+    named_sizes: ClassVar = {
+        "base": (12, 768, 12, 3072),
+        "large": (24, 1024, 16, 4096),
+        "xlarge": (24, 2048, 16, 8192),
+        "xxlarge": (12, 4096, 64, 16384),
     }
 
     kind: Literal["albert"] = "albert"
@@ -113,7 +95,4 @@ class AlbertSection(ModelSection):
     """A released size. Layers × hidden size × heads: base 12 × 768 × 12, large 24 × 1,024 × 16,
     xlarge 24 × 2,048 × 16, xxlarge 12 × 4,096 × 64."""
     architecture: AlbertArchitectureChanges = AlbertArchitectureChanges()
-    """The whole architecture, or changes to `size`, such as dropout and positions. Layers, widths
-    and heads must come from one source."""
     heads: HeadsSection = HeadsSection(replaced_tokens=True)
-    """The heads of the model. In pretraining, the objective determines them."""

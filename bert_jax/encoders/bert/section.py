@@ -1,7 +1,7 @@
 """Settings of BERT. Needs no JAX."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 import pydantic
 from etils import epath
@@ -9,25 +9,14 @@ from etils import epath
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.files.read import read_json_object
 from bert_jax.model.architecture import Activation, PostNormArchitecture
-from bert_jax.model.section import ModelSection, SizeSource, changes_of
-from bert_jax.section import PathText, Section
+from bert_jax.model.section import ArchitectureChanges, ModelSection, SizeSource
+from bert_jax.section import PathText
 from bert_jax.validation import validate
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 
 ACTIVATIONS: Final[Mapping[str, Activation]] = {"gelu": "gelu_tanh", "relu": "relu"}
 """Our names of the activations of google-research/bert, whose "gelu" is the tanh approximation."""
-
-# Layers, hidden size and heads of the released models (arXiv 1810.04805 and 1908.08962). The FFN is
-# 4 hidden sizes wide, and a head has 64 columns.
-RELEASED: Final[dict[Size, tuple[int, int, int]]] = {
-    "tiny": (2, 128, 2),
-    "mini": (4, 256, 4),
-    "small": (4, 512, 8),
-    "medium": (8, 512, 8),
-    "base": (12, 768, 12),
-    "large": (24, 1024, 16),
-}
 
 
 class BertArchitecture(PostNormArchitecture):
@@ -37,13 +26,8 @@ class BertArchitecture(PostNormArchitecture):
     pooled_heads = frozenset({"next_sentence", "sequence_classification", "multiple_choice"})
 
 
-if TYPE_CHECKING:
-
-    class BertArchitectureChanges(Section):
-        """Settings of `BertArchitecture`, all optional."""
-
-else:
-    BertArchitectureChanges = changes_of(BertArchitecture)
+class BertArchitectureChanges(ArchitectureChanges, of=BertArchitecture):
+    """Settings of `BertArchitecture`, all optional."""
 
 
 class BertSection(ModelSection):
@@ -53,14 +37,14 @@ class BertSection(ModelSection):
     """
 
     architecture_type = BertArchitecture
-    named_sizes: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        size: {
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "num_attention_heads": heads,
-            "intermediate_size": 4 * hidden,
-        }
-        for size, (layers, hidden, heads) in RELEASED.items()
+    # The released models (arXiv 1810.04805 and 1908.08962).
+    named_sizes: ClassVar = {
+        "tiny": (2, 128, 2, 512),
+        "mini": (4, 256, 4, 1024),
+        "small": (4, 512, 8, 2048),
+        "medium": (8, 512, 8, 2048),
+        "base": (12, 768, 12, 3072),
+        "large": (24, 1024, 16, 4096),
     }
 
     kind: Literal["bert"] = "bert"

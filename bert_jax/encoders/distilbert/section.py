@@ -1,13 +1,11 @@
 """Settings of DistilBERT. Needs no JAX."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pydantic
 
 from bert_jax.model.architecture import Activation, PostNormArchitecture
-from bert_jax.model.section import HeadsSection, ModelSection, changes_of
-from bert_jax.section import Section
+from bert_jax.model.section import ArchitectureChanges, HeadsSection, ModelSection
 
 
 class DistilBertArchitecture(PostNormArchitecture):
@@ -32,13 +30,8 @@ class DistilBertArchitecture(PostNormArchitecture):
         return super().with_dropout(rate).model_copy(update=heads)
 
 
-if TYPE_CHECKING:
-
-    class DistilBertArchitectureChanges(Section):
-        """Settings of `DistilBertArchitecture`, all optional."""
-
-else:
-    DistilBertArchitectureChanges = changes_of(DistilBertArchitecture)
+class DistilBertArchitectureChanges(ArchitectureChanges, of=DistilBertArchitecture):
+    """Settings of `DistilBertArchitecture`, all optional."""
 
 
 class DistilBertSection(ModelSection):
@@ -48,13 +41,8 @@ class DistilBertSection(ModelSection):
     """
 
     architecture_type = DistilBertArchitecture
-    named_sizes: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "base": {
-            "num_hidden_layers": 6,
-            "hidden_size": 768,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-        },
+    named_sizes: ClassVar = {
+        "base": (6, 768, 12, 3072),
     }
 
     kind: Literal["distilbert"] = "distilbert"
@@ -62,7 +50,4 @@ class DistilBertSection(ModelSection):
     size: Literal["base"] | None = None
     """The released size: 6 layers × hidden size 768 × 12 heads × FFN 3,072."""
     architecture: DistilBertArchitectureChanges = DistilBertArchitectureChanges()
-    """The whole architecture, or changes to `size`, such as dropout and positions. Layers, widths
-    and heads must come from one source."""
     heads: HeadsSection = HeadsSection(pooler=False, next_sentence=False)
-    """The heads of the model. In pretraining, the objective determines them."""

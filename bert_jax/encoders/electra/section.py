@@ -1,11 +1,9 @@
 """Settings of ELECTRA. Needs no JAX."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from bert_jax.model.architecture import Activation, FactorisedArchitecture
-from bert_jax.model.section import HeadsSection, ModelSection, changes_of
-from bert_jax.section import Section
+from bert_jax.model.section import ArchitectureChanges, HeadsSection, ModelSection
 
 
 class ElectraArchitecture(FactorisedArchitecture):
@@ -22,13 +20,8 @@ class ElectraArchitecture(FactorisedArchitecture):
         return "gelu_erf"
 
 
-if TYPE_CHECKING:
-
-    class ElectraArchitectureChanges(Section):
-        """Settings of `ElectraArchitecture`, all optional."""
-
-else:
-    ElectraArchitectureChanges = changes_of(ElectraArchitecture)
+class ElectraArchitectureChanges(ArchitectureChanges, of=ElectraArchitecture):
+    """Settings of `ElectraArchitecture`, all optional."""
 
 
 class ElectraSection(ModelSection):
@@ -39,26 +32,10 @@ class ElectraSection(ModelSection):
 
     architecture_type = ElectraArchitecture
     # arXiv 2003.10555, table 6.
-    named_sizes: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "small": {
-            "num_hidden_layers": 12,
-            "hidden_size": 256,
-            "num_attention_heads": 4,
-            "intermediate_size": 1024,
-            "embedding_size": 128,
-        },
-        "base": {
-            "num_hidden_layers": 12,
-            "hidden_size": 768,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-        },
-        "large": {
-            "num_hidden_layers": 24,
-            "hidden_size": 1024,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-        },
+    named_sizes: ClassVar = {
+        "small": (12, 256, 4, 1024, 128),
+        "base": (12, 768, 12, 3072),
+        "large": (24, 1024, 16, 4096),
     }
 
     kind: Literal["electra"] = "electra"
@@ -67,7 +44,4 @@ class ElectraSection(ModelSection):
     """A released size. Layers × hidden size × heads: small 12 × 256 × 4 with embeddings of 128
     columns, base 12 × 768 × 12, large 24 × 1,024 × 16."""
     architecture: ElectraArchitectureChanges = ElectraArchitectureChanges()
-    """The whole architecture, or changes to `size`, such as dropout and positions. Layers, widths
-    and heads must come from one source."""
     heads: HeadsSection = HeadsSection(pooler=False, next_sentence=False, replaced_tokens=True)
-    """The heads of the model. In pretraining, the objective determines them."""

@@ -1,14 +1,12 @@
 """Settings of ModernBERT. Needs no JAX."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import pydantic
 
 from bert_jax.errors import SettingError
 from bert_jax.model.architecture import Activation, EncoderArchitecture
-from bert_jax.model.section import HeadsSection, ModelSection, changes_of
-from bert_jax.section import Section
+from bert_jax.model.section import ArchitectureChanges, HeadsSection, ModelSection
 
 Pooling = Literal["cls", "mean"]
 
@@ -107,13 +105,8 @@ class ModernBertArchitecture(EncoderArchitecture):
         return float(sum(map(layer, range(self.num_hidden_layers))) + mlm)
 
 
-if TYPE_CHECKING:
-
-    class ModernBertArchitectureChanges(Section):
-        """Settings of `ModernBertArchitecture`, all optional."""
-
-else:
-    ModernBertArchitectureChanges = changes_of(ModernBertArchitecture)
+class ModernBertArchitectureChanges(ArchitectureChanges, of=ModernBertArchitecture):
+    """Settings of `ModernBertArchitecture`, all optional."""
 
 
 class ModernBertSection(ModelSection):
@@ -124,19 +117,9 @@ class ModernBertSection(ModelSection):
 
     architecture_type = ModernBertArchitecture
     # arXiv 2412.13663, table 4.
-    named_sizes: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "base": {
-            "num_hidden_layers": 22,
-            "hidden_size": 768,
-            "num_attention_heads": 12,
-            "intermediate_size": 1152,
-        },
-        "large": {
-            "num_hidden_layers": 28,
-            "hidden_size": 1024,
-            "num_attention_heads": 16,
-            "intermediate_size": 2624,
-        },
+    named_sizes: ClassVar = {
+        "base": (22, 768, 12, 1152),
+        "large": (28, 1024, 16, 2624),
     }
 
     kind: Literal["modernbert"] = "modernbert"
@@ -148,4 +131,3 @@ class ModernBertSection(ModelSection):
     """The whole architecture, or changes to `size`, such as the window and the positions. Layers,
     widths and heads must come from one source."""
     heads: HeadsSection = HeadsSection(pooler=False, next_sentence=False)
-    """The heads of the model. In pretraining, the objective determines them."""

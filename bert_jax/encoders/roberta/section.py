@@ -1,14 +1,13 @@
 """Settings of RoBERTa. Needs no JAX."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pydantic
 
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import Activation, PostNormArchitecture
-from bert_jax.model.section import HeadsSection, ModelSection, changes_of
-from bert_jax.section import Section
+from bert_jax.model.section import ArchitectureChanges, HeadsSection, ModelSection
 
 
 class RobertaArchitecture(PostNormArchitecture):
@@ -42,13 +41,8 @@ class RobertaArchitecture(PostNormArchitecture):
         return "gelu_erf"
 
 
-if TYPE_CHECKING:
-
-    class RobertaArchitectureChanges(Section):
-        """Settings of `RobertaArchitecture`, all optional."""
-
-else:
-    RobertaArchitectureChanges = changes_of(RobertaArchitecture)
+class RobertaArchitectureChanges(ArchitectureChanges, of=RobertaArchitecture):
+    """Settings of `RobertaArchitecture`, all optional."""
 
 
 class RobertaSection(ModelSection):
@@ -61,19 +55,9 @@ class RobertaSection(ModelSection):
 
     architecture_type = RobertaArchitecture
     # arXiv 1907.11692, table 9.
-    named_sizes: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "base": {
-            "num_hidden_layers": 12,
-            "hidden_size": 768,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-        },
-        "large": {
-            "num_hidden_layers": 24,
-            "hidden_size": 1024,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-        },
+    named_sizes: ClassVar = {
+        "base": (12, 768, 12, 3072),
+        "large": (24, 1024, 16, 4096),
     }
 
     kind: Literal["roberta"] = "roberta"
@@ -82,10 +66,7 @@ class RobertaSection(ModelSection):
     """A released size. Layers × hidden size × heads × FFN: base 12 × 768 × 12 × 3,072, large 24 ×
     1,024 × 16 × 4,096."""
     architecture: RobertaArchitectureChanges = RobertaArchitectureChanges()
-    """The whole architecture, or changes to `size`, such as dropout and positions. Layers, widths
-    and heads must come from one source."""
     heads: HeadsSection = HeadsSection(next_sentence=False)
-    """The heads of the model. In pretraining, the objective determines them."""
 
     def settings_of_tokenizer(self, padding_id: int) -> Mapping[str, object]:
         """Returns the position of padding, see `ModelSection`."""
