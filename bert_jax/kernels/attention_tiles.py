@@ -39,10 +39,9 @@ LONGEST: Final = 2048
 # Maximum length of rows, unless a block has two heads of up to 64 columns in a two-byte dtype. In
 # longer rows, spilled registers fill VMEM.
 _LONGEST_OF_OTHERS: Final = 512
-# Maximum heads × tokens in blocks wider than 128 lanes, for dtypes of two bytes. A head wider than
-# 64 columns counts as more than one.
+# Maximum heads × tokens and lanes × tokens in blocks wider than 128 lanes, for dtypes of two bytes.
 _MOST_TOKENS: Final = 3072
-_COLUMNS: Final = 64
+_MOST_NUMBERS: Final = 9 * 2**14
 
 
 def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
@@ -58,7 +57,7 @@ def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
     if columns > LANES:
         return 0
     if width > LANES:
-        tokens = int(_MOST_TOKENS * 2 / (max(group, width / _COLUMNS) * itemsize))
+        tokens = min(_MOST_TOKENS // group, _MOST_NUMBERS // width) * 2 // itemsize
         return min(tokens // LANES * LANES, _LONGEST_OF_OTHERS)
     return LONGEST if group == 2 and itemsize == 2 else _LONGEST_OF_OTHERS
 
@@ -191,11 +190,10 @@ class Shape:
         operations of other heads and rows keep the units busy.
         """
         # In the forward kernel on v4, more rows are slower.
-        scores = 2 * _SCORES_OF_ROWS if self.forward and not self.composes else _SCORES_OF_ROWS
-        of_row = self.padded * self.width * self.itemsize
-        lanes = max(self.padded_queries, LANES)
-        most = min(_MOST_ROWS, scores // (self.group * self.padded * lanes))
-        most = min(most, _KEYS_OF_ROWS // of_row)
+        times = 2 if self.forward and not self.composes else 1
+        scores = self.group * self.padded * max(self.padded_queries, LANES)
+        keys = self.padded * self.width * self.itemsize
+        most = min(_MOST_ROWS, times * _SCORES_OF_ROWS // scores, times * _KEYS_OF_ROWS // keys)
         return max(n for n in range(1, max(most, 1) + 1) if self.batch % n == 0)
 
     @property

@@ -73,8 +73,15 @@ LONG = [
         for shape in (CLS, CLS | {"columns": 16}, CLS | {"heads": 3, "length": 256})
         for dtype in ("bfloat16", "float32")
     ),
-    # The longest rows of wide heads.
-    [("attention", CLS | {"heads": 6, "columns": 96, "length": 256, "dtype": "bfloat16"})],
+    # The longest rows of blocks wider than 128 lanes.
+    *(
+        [("attention", wide | {"batch": 8, "dtype": "bfloat16", "rate": 0.1})]
+        for wide in (
+            {"heads": 5, "columns": 64, "length": 384},
+            {"heads": 6, "columns": 96, "length": 256},
+            {"heads": 7, "columns": 112, "length": 128},
+        )
+    ),
     *(attention(length) for length in (512, 1024, 2048)),  # one tile backward, then several
     *(rotary(1024, window) for window in (128, None)),
     layer(512, 2048, "float32"),
