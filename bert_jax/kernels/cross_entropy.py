@@ -22,6 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.cross_entropy_shape import FACTS, STATISTICS, Shape, groups_of
 from bert_jax.kernels.pallas_call import LANES, cores_of_device, launch
+from bert_jax.kernels.precision import precision_of
 from bert_jax.parallel.sharding_rules import LogicalAxes, per_shard
 
 Array = jax.Array
@@ -135,7 +136,9 @@ def _backward(
         return of_table, (of_rows[:, 0].sum(axis=0).astype(rows.dtype), of_bias[0])
 
     start = jnp.zeros(table.shape, jnp.float32)
-    of_table, (of_rows, of_bias) = jax.lax.scan(add, start, jnp.arange(shape.groups))
+    of_table, (of_rows, of_bias) = jax.lax.scan(
+        add, start, jnp.arange(shape.groups, dtype=jnp.int32)
+    )
     of_rows = of_rows.reshape(1, -1, rows.shape[1])[:, : len(rows)]
     return of_rows, of_table[None], of_bias.sum(axis=0)[None, : len(table)]
 
@@ -282,4 +285,6 @@ def _write_at_the_end(kept: Any, out: Any, shape: Shape) -> None:
 
 def _dot(a: Array, b: Array, axis_of_a: int, axis_of_b: int) -> Array:
     dimensions = (((axis_of_a,), (axis_of_b,)), ((), ()))
-    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        a, b, dimensions, precision=precision_of(a.dtype), preferred_element_type=jnp.float32
+    )

@@ -88,7 +88,9 @@ def launch(
         **options,
     )
     params = pltpu.CompilerParams(dimension_semantics=order, vmem_limit_bytes=vmem)
-    found: tuple[Array, ...] = jax.lax.platform_dependent(
-        *arrays, tpu=call(compiler_params=params), default=call(interpret=True)
-    )
+    # TPUs have no 64-bit integers. With `jax_enable_x64`, Python's integers would be int64.
+    with jax.enable_x64(False):
+        found: tuple[Array, ...] = jax.lax.platform_dependent(
+            *arrays, tpu=call(compiler_params=params), default=call(interpret=True)
+        )
     return found

@@ -54,7 +54,7 @@ def tile_seeds(key: Array, tiles: tuple[int, ...]) -> Array:
     `key` is a threefry key, whose bits are equal on every backend and mesh. `tiles` are the sizes
     of all axes except the last two.
     """
-    return jax.random.bits(key, (2, *tiles)).astype(jnp.int32)
+    return jax.random.bits(key, (2, *tiles), jnp.uint32).astype(jnp.int32)
 
 
 def line_words(line: Array, seed: Array) -> Array:
@@ -64,16 +64,21 @@ def line_words(line: Array, seed: Array) -> Array:
     """
     word = line + seed
     for shift, multiplier in _ROUNDS:
-        word = (word ^ jax.lax.shift_right_logical(word, shift)) * multiplier
-    word ^= jax.lax.shift_right_logical(word, _LAST_SHIFT)
+        word = (word ^ _shifted(word, shift)) * multiplier
+    word ^= _shifted(word, _LAST_SHIFT)
     # Permute 2,048 indices: every operation is invertible.
     place = line
     for shift, bits in _TURNS:
-        more = jax.lax.shift_right_logical(seed, bits)
-        place = (place * (more | 1) + jax.lax.shift_right_logical(more, 5)) & _PLACES
+        more = _shifted(seed, bits)
+        place = (place * (more | 1) + _shifted(more, 5)) & _PLACES
         place ^= place >> shift
     of_low, of_high = place & (2**_DRAWN - 1), place >> _DRAWN
     return (word & _HASHED) | (of_high << _HIGH) | (of_low << 1) | 1
+
+
+def _shifted(word: Array, bits: int) -> Array:
+    # With `jax_enable_x64`, a Python integer would be an int64.
+    return jax.lax.shift_right_logical(word, np.int32(bits))
 
 
 def composes_words() -> bool:
@@ -86,7 +91,7 @@ def row_factors(words: Array) -> Factors:
     """Returns the words of rows, as `kept` needs them on the devices of the mesh."""
     if not composes_words():
         return (words,)
-    low, high = words & (2 ** (_DRAWN + 1) - 1), jax.lax.shift_right_arithmetic(words, _HIGH)
+    low, high = words & (2 ** (_DRAWN + 1) - 1), words >> _HIGH
     return low.astype(jnp.float32), high.astype(jnp.float32)
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from bert_jax.kernels.precision import precision_of
 from bert_jax.model.architecture import PostNormArchitecture
 from bert_jax.model.dropout import dropout
 from bert_jax.model.initial import TruncatedNormal
@@ -27,7 +28,8 @@ def sinusoids(length: int, width: int) -> Float[Array, "length hidden"]:
     """
     waves = width // 2
     decay = math.log(_LONGEST_WAVE) / max(waves - 1, 1)
-    angles = jnp.arange(length)[:, None] * jnp.exp(-decay * jnp.arange(waves))
+    places, numbers = (jnp.arange(count, dtype=jnp.float32) for count in (length, waves))
+    angles = places[:, None] * jnp.exp(-decay * numbers)
     found = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
     return jnp.pad(found, ((0, 0), (0, width % 2)))
 
@@ -101,7 +103,8 @@ class Embeddings(nnx.Module):
             one_hot = jnp.equal(token_type_ids[..., None], jnp.arange(self.types))
             # Flatten the rows to one axis; see `project`.
             rows = one_hot.astype(types.dtype).reshape(-1, self.types)
-            x_BLD += jnp.matmul(rows, types).reshape(x_BLD.shape)
+            precision = precision_of(types.dtype)
+            x_BLD += jnp.matmul(rows, types, precision=precision).reshape(x_BLD.shape)
         x_BLD = constrain(self.norm(x_BLD), "batch", "length", "hidden")
         x_BLD = dropout(x_BLD, self.dropout_rate, dropout_key)
         return self.projection(x_BLD) if self.projects else x_BLD

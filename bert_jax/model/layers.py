@@ -15,6 +15,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from bert_jax.kernels.precision import precision_of
 from bert_jax.model.architecture import Activation, EncoderArchitecture
 from bert_jax.model.elementwise import gelu_tanh, layer_norm
 from bert_jax.model.initial import Constant, Initial, TruncatedNormal
@@ -138,15 +139,20 @@ def _product_forward(
     rows: Array, kernel: Array, use: ParamUse
 ) -> tuple[Array, tuple[Array, Array]]:
     kernel = placed(kernel, rows.dtype, use.axes)
-    return jnp.matmul(rows, kernel, preferred_element_type=rows.dtype), (rows, kernel)
+    return _matmul(rows, kernel), (rows, kernel)
 
 
 def _product_backward(
     use: ParamUse, kept: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
     rows, kernel = kept
-    of_rows = jnp.matmul(gradient, kernel.T, preferred_element_type=rows.dtype)
-    return of_rows, gradient_of_kernel(rows, gradient, use)
+    return _matmul(gradient, kernel.T), gradient_of_kernel(rows, gradient, use)
+
+
+def _matmul(rows: Array, matrix: Array) -> Array:
+    """Returns the product in the dtype of both."""
+    precision = precision_of(rows.dtype)
+    return jnp.matmul(rows, matrix, precision=precision, preferred_element_type=rows.dtype)
 
 
 _product = jax.custom_vjp(lambda *arguments: _product_forward(*arguments)[0], nondiff_argnums=(2,))
@@ -161,7 +167,9 @@ def gradient_of_kernel(rows: Array, gradient: Array, use: ParamUse) -> Array:
 
     def share(rows: Array, gradient: Array) -> Array:
         return jax.lax.dot_general(
-            rows, gradient, (((0,), (0,)), ((), ())), preferred_element_type=use.gradient_dtype
+            *(rows, gradient, (((0,), (0,)), ((), ()))),
+            precision=precision_of(rows.dtype),
+            preferred_element_type=use.gradient_dtype,
         )
 
     inputs, outputs = use.axes
@@ -193,7 +201,7 @@ def _project_each_forward(
 ) -> tuple[tuple[Array, ...], tuple[Array, tuple[Array, ...]]]:
     kernels = tuple(placed(kernel, x.dtype, use.axes) for kernel in kernels)
     rows = x.reshape(-1, x.shape[-1])
-    each = (jnp.matmul(rows, kernel, preferred_element_type=x.dtype) for kernel in kernels)
+    each = (_matmul(rows, kernel) for kernel in kernels)
     return tuple(y.reshape(*x.shape[:-1], -1) for y in each), (x, kernels)
 
 
@@ -203,10 +211,11 @@ def _project_each_backward(
     x, kernels = kept
     rows = x.reshape(-1, x.shape[-1])
     stacked = jnp.stack(gradients).reshape(len(kernels), len(rows), -1)
-    of_rows = jnp.einsum("sno,sio->ni", stacked, jnp.stack(kernels), preferred_element_type=x.dtype)
+    product = functools.partial(jnp.einsum, precision=precision_of(x.dtype))
+    of_rows = product("sno,sio->ni", stacked, jnp.stack(kernels), preferred_element_type=x.dtype)
 
     def share(rows: Array, stacked: Array) -> Array:
-        return jnp.einsum("ni,sno->sio", rows, stacked, preferred_element_type=use.gradient_dtype)
+        return product("ni,sno->sio", rows, stacked, preferred_element_type=use.gradient_dtype)
 
     inputs, outputs = use.axes
     arguments = ("batch", inputs), ("rest", "batch", outputs)
@@ -272,7 +281,8 @@ def _add_bias_forward(y: Array, bias: Array) -> tuple[Array, None]:
 
 def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
     ones = jnp.ones((8, gradient.shape[0]), gradient.dtype)
-    return gradient, (ones @ gradient)[0]
+    precision = precision_of(gradient.dtype)
+    return gradient, jnp.matmul(ones, gradient, precision=precision)[0]
 
 
 add_bias.defvjp(_add_bias_forward, _add_bias_backward)

@@ -73,7 +73,7 @@ def _random_bits(data: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
     assert bit_width == 32
     key = _threefry(data)
     if len(shape) == 1:
-        return jax.random.bits(key, shape)
+        return jax.random.bits(key, shape, jnp.uint32)
     # Threefry computes the bits of an element from its index in the flat array.
     sides, rows, *inner = shape
     index = _numbers(data, rows) + rows * data[_STEP] * jnp.arange(sides, dtype=jnp.uint32)[:, None]

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from bert_jax.kernels.precision import precision_of
 from bert_jax.model.layers import placed
 from bert_jax.model.section import Dtype
 from bert_jax.parallel.gradient_sum import device_shares, summed_shares
@@ -101,20 +102,27 @@ def decoded(
 def _decoded_forward(rows: Array, table: Array, shares: Array) -> tuple[Array, tuple[Array, Array]]:
     del shares
     table = placed(table, rows.dtype, _TABLE)
-    return jnp.matmul(rows, table.T, preferred_element_type=jnp.float32), (rows, table)
+    logits = jnp.matmul(
+        rows, table.T, precision=precision_of(rows.dtype), preferred_element_type=jnp.float32
+    )
+    return logits, (rows, table)
 
 
 def _decoded_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, None, Array]:
     rows, table = kept
+    precision = precision_of(rows.dtype)
 
     def share(gradient: Array, rows: Array) -> Array:
         return jax.lax.dot_general(
-            gradient, rows, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+            *(gradient, rows, (((0,), (0,)), ((), ()))),
+            precision=precision,
+            preferred_element_type=jnp.float32,
         )
 
     arguments = ("batch", "vocab"), ("batch", "hidden")
     shares = device_shares(share, gradient, rows, arguments=arguments, axes=_TABLE)
-    return jnp.matmul(gradient, table, preferred_element_type=rows.dtype), None, shares
+    of_rows = jnp.matmul(gradient, table, precision=precision, preferred_element_type=rows.dtype)
+    return of_rows, None, shares
 
 
 decoded.defvjp(_decoded_forward, _decoded_backward)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from bert_jax.kernels.attention_kernels import centred_keys
+from bert_jax.kernels.precision import precision_of
 from bert_jax.model.dropout import TileFactors, kept_elements, tile_factors
 from bert_jax.parallel.sharding_rules import on_one_cpu
 
@@ -134,7 +135,7 @@ def in_parts(core: Callable[..., Array], arrays: Any, *, scores: Any) -> Array:
 
 def masked_scores(q_BHQK: Array, k_BHLK: Array, visible: Array) -> Array:
     """Returns q·kᵀ/√K, float32 [B, H, Q, L], with `MASKED` for invisible keys."""
-    scores_BHQL = jnp.einsum("bhqk,bhlk->bhql", q_BHQK, k_BHLK, preferred_element_type=jnp.float32)
+    scores_BHQL = _product("bhqk,bhlk->bhql", q_BHQK, k_BHLK, preferred_element_type=jnp.float32)
     return jnp.where(visible, scores_BHQL * _scale(q_BHQK), MASKED)
 
 
@@ -169,6 +170,10 @@ def attention_scores(
     return Scores(masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible), visible)
 
 
+def _product(axes: str, a: Array, b: Array, **options: Any) -> Array:
+    return jnp.einsum(axes, a, b, precision=precision_of(a.dtype), **options)
+
+
 def _scale(q_BHQK: Array) -> float:
     return q_BHQK.shape[-1] ** -0.5
 
@@ -186,7 +191,7 @@ def _forward(
     if factors is not None:
         weights = jnp.where(kept_elements(factors), weights * (1 / (1 - rate)), -weights)
     signed = weights.astype(v.dtype)
-    out = jnp.einsum("bhql,bhlk->bhqk", jnp.maximum(signed, 0), v)
+    out = _product("bhql,bhlk->bhqk", jnp.maximum(signed, 0), v)
     return out, (q, k, v, signed, out)
 
 
@@ -198,14 +203,14 @@ def _backward(
     # Σ weight · gradient for each query and head, a term of the softmax gradient.
     taken_off = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
     kept = jnp.maximum(signed, 0)
-    slopes = jnp.einsum("bhqk,bhlk->bhql", gradient, v, preferred_element_type=jnp.float32)
+    slopes = _product("bhqk,bhlk->bhql", gradient, v, preferred_element_type=jnp.float32)
     weights = jnp.maximum(signed.astype(jnp.float32) * (1 - rate), -signed)
     slopes = kept * slopes - weights * taken_off[..., None]
     slopes = (slopes * _scale(q)).astype(v.dtype)
     return (
-        jnp.einsum("bhql,bhlk->bhqk", slopes, centred_keys(k)),
-        jnp.einsum("bhql,bhqk->bhlk", slopes, q),
-        jnp.einsum("bhql,bhqk->bhlk", kept, gradient),
+        _product("bhql,bhlk->bhqk", slopes, centred_keys(k)),
+        _product("bhql,bhqk->bhlk", slopes, q),
+        _product("bhql,bhqk->bhlk", kept, gradient),
         None,
         None,
     )

@@ -196,7 +196,7 @@ class Distillation(MaskedLanguageModel):
 
         total, _ = jax.lax.scan(
             lambda total, part: (total + sums(part), None),
-            jnp.zeros(len(_PREDICTED)),
+            jnp.zeros(len(_PREDICTED), jnp.float32),
             token_parts(rows, most=MOST_ROWS),
         )
         count = rows.weights.sum()

@@ -269,9 +269,8 @@ def test_padding_of_the_vocabulary_changes_no_update(name: Any) -> None:
         optimizer = make_optimizer(section, axes, pieces=203)
         state = optimizer.init(params)
         for at, grads in enumerate(steps):
-            grads = jax.tree.map(
-                lambda each, at=at: 3.0**at * each, grads
-            )  # the moments lag behind
+            # The second moments lag behind.
+            grads = jax.tree.map(lambda each, at=at: 3.0**at * each, grads)
             updates, state = optimizer.update(grads, state, params, learning_rate=1e-2)
             params = optax.apply_updates(params, updates)
         found[rows] = params

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from bert_jax.kernels.precision import precision_of
 from bert_jax.model.cudnn_attention import cudnn_attention
 from bert_jax.model.dropout import dropout
 from bert_jax.model.xla_attention import MASKED, in_parts
@@ -96,10 +97,11 @@ def _attended(
     k_BNHTK, v_BNHTK = (seen(_blocks(x, size)).swapaxes(2, 3) for x in (k, v))
     of_queries = _blocks(segments, size)
     visible = _visible(of_queries, seen(of_queries), half=size, causal=causal)
-    scores = jnp.einsum("bnhwk,bnhtk->bnhwt", q_BNHWK, k_BNHTK, preferred_element_type=jnp.float32)
+    product = functools.partial(jnp.einsum, precision=precision_of(q.dtype))
+    scores = product("bnhwk,bnhtk->bnhwt", q_BNHWK, k_BNHTK, preferred_element_type=jnp.float32)
     scores = jnp.where(visible[:, :, None], scores * q.shape[-1] ** -0.5, MASKED)
     weights = dropout(jax.nn.softmax(scores, axis=-1).astype(v.dtype), rate, key)
-    out = jnp.einsum("bnhwt,bnhtk->bnhwk", weights, v_BNHTK)
+    out = product("bnhwt,bnhtk->bnhwk", weights, v_BNHTK)
     return out.swapaxes(2, 3).reshape(q.shape)
 
 
