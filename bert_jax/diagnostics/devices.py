@@ -74,6 +74,8 @@ def check_kernels(
 ) -> Iterator[Finding]:
     """Yields the implementations that a train step uses for attention, layer norm, FFN and loss.
 
+    With `dtype: float32`, also yields the precision of matrix products.
+
     `longest` is the number of tokens of the longest rows. `pretraining` adds the loss.
     """
     # Import here, because loading the kernels is slow.
@@ -90,3 +92,5 @@ def check_kernels(
     yield checked("kernels", lambda: ", ".join(f"{part}: {chosen(part).name}" for part in parts))
     if (warning := interpreted(execution, device)) is not None:
         yield warn("kernels", warning)
+    if execution.dtype == "float32":
+        yield ok("products", "float32 in full precision; a TPU needs six bfloat16 passes for each")

@@ -42,7 +42,8 @@ class Execution(Section):
     """How the model is computed. A checkpoint stays valid if these settings change."""
 
     dtype: Dtype = "bfloat16"
-    """Dtype of activations. Parameters, softmax, LayerNorm and loss are always float32."""
+    """Dtype of activations. Parameters, softmax, LayerNorm and loss are always float32. `float32`
+    also multiplies matrices in full precision, which takes a TPU six passes of bfloat16."""
     gradient_dtype: Dtype = "float32"
     """Dtype in which gradients are summed over devices."""
     attention: AttentionImplementation = "auto"

@@ -126,6 +126,7 @@ def test_a_configurations_data_and_size_are_checked(project: Path, tmp_path: Pat
     assert re.search(r"checkpoints of this model \(0\.\d MB each\)", whole)
     assert re.search(r"attention: xla: no kernel for cpu", whole)
     assert "kernels: norm: xla, loss: xla, ffn: xla" in whole
+    assert "products: float32 in full precision" in whole
     lacking = invoke("doctor", config, "train.phases.0.dataset=none", "tokenizer=nowhere")
     assert lacking.exit_code == 1
     assert "problem tokenizer: nowhere: " in lacking.output
