@@ -142,6 +142,13 @@ class EmbeddingSection(RowsSection):
         """Returns the columns of texts and ids, and of scores if the role needs them."""
         return self.columns(role).required
 
+    def tuple_columns(self, role: str) -> list[str]:
+        """Returns the columns of texts, and of scores except for predictions."""
+        if role == "input":
+            return super().tuple_columns(role)
+        names = (self.anchor, self.positive, *self.negatives, self.score)
+        return [name for name in names if name is not None]
+
     def check_input(self, name: str) -> None:
         """Raises UserError if a file does not exist, or its first row lacks a column."""
         if (directory := self.directory(name)) is None:
