@@ -21,6 +21,7 @@ _BACKWARD_STRIP: Final = 128
 # Maximum bytes of a kernel in VMEM. v4 has 16 MiB. Other chips allow 16 MiB by default.
 _VMEM: Final = 14 * 2**20
 _F32: Final = 4
+_PARTS: Final = 3  # bfloat16 parts of a float32 operand
 # Maximum rows of a group, in bfloat16 registers.
 _MOST: Final = 256
 
@@ -85,16 +86,21 @@ class Shape:
 
     @property
     def held(self) -> int:
-        """Bytes in VMEM: all buffers and scratch arrays."""
+        """Bytes in VMEM: all buffers and scratch arrays.
+
+        The compiler keeps the parts of a float32 tile, one for each bfloat16 pass, in VMEM.
+        """
         of_tile = self.tile * self.hidden
+        parts = _PARTS * _F32 * of_tile if self.itemsize == _F32 else 0
         facts = LANES * _F32  # a few numbers per row take all lanes of a register
         if self.forward:
             of_row = self.hidden * self.itemsize + 2 * self.tile * _F32
-            return self.rows * (of_row + (1 + STATISTICS) * facts) + 2 * of_tile * self.itemsize
+            of_rows = self.rows * (of_row + (1 + STATISTICS) * facts)
+            return of_rows + 2 * of_tile * self.itemsize + parts
         of_row = self.hidden * (self.itemsize + _F32) + self.tile * (2 * _F32 + self.itemsize)
         # With several groups, the previous gradient of the table is an operand.
         of_tiles = of_tile * 2 * (self.itemsize + _F32 * (2 if self.groups > 1 else 1))
-        return self.rows * (of_row + facts) + of_tiles
+        return self.rows * (of_row + facts) + of_tiles + parts
 
     @property
     def kept(self) -> Sequence[tuple[int, ...]]:

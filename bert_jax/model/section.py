@@ -61,7 +61,7 @@ class Execution(Section):
     loss: Implementation = "auto"
     """Implementation of the MLM loss. `xla`: plain JAX on any device. `fused`: a kernel for both
     the product with the vocabulary's table and the softmax, on v4, v5e, v5p and v6e, for hidden
-    sizes up to 2,304 in bfloat16 and 1,920 in float32. `auto`: `fused` if possible, otherwise
+    sizes up to 2,304 in bfloat16 and 1,280 in float32. `auto`: `fused` if possible, otherwise
     `xla`."""
     ffn: Implementation = "auto"
     """Implementation of the gradient of GELU in the FFN. `xla`: plain JAX on any device. `fused`: a

@@ -93,7 +93,7 @@ LONG = [
     loss(5000, 2048, 119552, "bfloat16"),
     # The widest model for which `auto` selects the kernels.
     loss(1232, 2304, 30592, "bfloat16"),
-    loss(1232, 1920, 30592, "float32"),
+    loss(1232, 1280, 30592, "float32"),
 ]
 
 
