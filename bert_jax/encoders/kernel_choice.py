@@ -11,7 +11,7 @@ from bert_jax.model.kernel_limits import Limit, Part, cudnn_limit
 from bert_jax.model.layer_stack import default_unroll
 from bert_jax.model.section import AttentionImplementation, Execution
 from bert_jax.parallel.accelerators import takes_cudnn_attention, takes_kernels, vmem_bytes
-from bert_jax.parallel.sharding_rules import axis_parts
+from bert_jax.parallel.sharding_rules import axis_parts, batch_parts
 
 
 class Choice(NamedTuple):
@@ -114,5 +114,8 @@ def resolve_execution(
         for part in get_args(Part)
     }
     depth, on_tpu = architecture.num_hidden_layers, device.platform == "tpu"
+    if execution.gradient_dtype == "auto":
+        halves = on_tpu and execution.dtype == "bfloat16" and batch_parts(mesh) > 1
+        chosen["gradient_dtype"] = "bfloat16" if halves else "float32"
     chosen["unroll"] = execution.unroll or default_unroll(depth, on_tpu=on_tpu)
     return execution.model_copy(update=chosen)

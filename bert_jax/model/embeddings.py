@@ -62,13 +62,15 @@ class Embeddings(nnx.Module):
         if self.projects:
             size = (width, architecture.hidden_size)
             self.projection = Dense(size, ("embed", "pooled"), **parts)
-        self.gradient_dtype: Dtype = execution.gradient_dtype
+        self.dtype: Dtype = execution.dtype
+        self.gradient_dtype: Dtype = execution.sum_dtype
         self.dropout_rate = architecture.hidden_dropout_prob
 
     def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
         """Returns the embeddings of tokens, and shares for the decoder, see `tied_embedding`."""
         table_VD = self.word[...]
-        return looked_up(table_VD, shares_of(table_VD, self.gradient_dtype), input_ids)
+        shares_SVD = shares_of(table_VD, self.gradient_dtype)
+        return looked_up(table_VD, shares_SVD, input_ids, self.dtype)
 
     def __call__(
         self,

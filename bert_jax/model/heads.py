@@ -38,7 +38,7 @@ class MlmDecoder(nnx.Module):
     def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
         self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
         self.vocab_size = architecture.vocab_size
-        self.gradient_dtype: Dtype = execution.gradient_dtype
+        self.gradient_dtype: Dtype = execution.sum_dtype
         self.dtype: Dtype = execution.dtype
         self.loss: Implementation = execution.loss
 

@@ -83,7 +83,7 @@ class Linear(nnx.Module):
         sizes = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
         normal = TruncatedNormal(deviation or architecture.initializer_range)
         self.kernel = param(sizes, (axes[0], axes[self.inputs]), normal)
-        self.use = ParamUse((axes[0], axes[self.inputs]), execution.gradient_dtype)
+        self.use = ParamUse((axes[0], axes[self.inputs]), execution.sum_dtype)
         self.outputs = tuple(shape[-outputs:])
         self.dtype: Dtype = execution.dtype
 

@@ -22,6 +22,7 @@ from bert_jax.section import Section
 from bert_jax.validation import validate
 
 Dtype = Literal["float32", "bfloat16"]
+GradientDtype = Literal["auto", "float32", "bfloat16"]
 Remat = Literal["none", "attention", "dots", "full"]
 # `xla`: plain JAX. `fused`: a Pallas kernel. `cudnn`: cuDNN's kernel.
 Implementation = Literal["auto", "xla", "fused"]
@@ -44,8 +45,10 @@ class Execution(Section):
     dtype: Dtype = "bfloat16"
     """Dtype of activations. Parameters, softmax, LayerNorm and loss are always float32. `float32`
     also multiplies matrices in full precision, which takes a TPU six passes of bfloat16."""
-    gradient_dtype: Dtype = "float32"
-    """Dtype in which gradients are summed over devices."""
+    gradient_dtype: GradientDtype = "auto"
+    """Dtype in which gradients are summed over devices. `auto`: bfloat16 on several TPU
+    chips with bfloat16 activations, which halves the bytes; otherwise float32. Microbatches are
+    always summed in float32."""
     attention: AttentionImplementation = "auto"
     """Implementation of attention. `xla`: plain JAX on any device. `fused`: a kernel on v4, v5e,
     v5p and v6e. BERT's kernel supports rows of up to 2,048 tokens for pairs of 64-column heads in
@@ -75,6 +78,11 @@ class Execution(Section):
     unroll: int | None = pydantic.Field(default=None, ge=1)
     """Number of layers per iteration of the loop over layers. Default: all layers if the model has
     at most 28 (TPU training) or 4 (otherwise); 1 for deeper models."""
+
+    @property
+    def sum_dtype(self) -> Dtype:
+        """The dtype in which gradients are summed; float32 until `auto` is resolved."""
+        return "float32" if self.gradient_dtype == "auto" else self.gradient_dtype
 
     def elsewhere(self) -> Execution:
         """Returns the settings for other devices than the run's: kernels become `auto`.

@@ -44,29 +44,31 @@ def _shares_backward(dtype: Dtype, _: None, shares: Array) -> tuple[Array]:
 shares_of.defvjp(_shares_forward, _shares_backward)
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def looked_up(
     table_VD: Float[Array, "vocab hidden"],
     shares_SVD: Float[Array, "devices vocab hidden"],
     input_ids: Int[Array, "batch length"],
+    dtype: Dtype,
 ) -> tuple[Array, Array]:
-    """Returns the embeddings [B, L, D], and the shares for the decoder.
+    """Returns the embeddings [B, L, D], float32, and the shares for the decoder.
 
-    The gradient is returned through the shares, not the table.
+    The rows are those of the table in `dtype`, which the decoder reads too. So the devices gather
+    the table once. The gradient is returned through the shares, not the table.
     """
-    # Under fsdp this gathers the table, because a lookup needs whole rows.
-    return constrain(table_VD, *_TABLE)[input_ids], shares_SVD
+    return placed(table_VD, dtype, _TABLE)[input_ids].astype(jnp.float32), shares_SVD
 
 
 def _looked_up_forward(
-    table: Array, shares: Array, input_ids: Array
+    table: Array, shares: Array, input_ids: Array, dtype: Dtype
 ) -> tuple[tuple[Array, Array], Array]:
-    return looked_up(table, shares, input_ids), input_ids
+    return looked_up(table, shares, input_ids, dtype), input_ids
 
 
 def _looked_up_backward(
-    input_ids: Array, gradient: tuple[Array, Array]
+    dtype: Dtype, input_ids: Array, gradient: tuple[Array, Array]
 ) -> tuple[None, Array, None]:
+    del dtype
     of_rows, shares = gradient
 
     def share(shares: Array, numbers: Array, ids: Array, of_rows: Array) -> Array:

@@ -4,6 +4,8 @@ import functools
 import glob
 import importlib.metadata
 import importlib.util
+import itertools
+import math
 import os
 import sys
 import tempfile
@@ -27,6 +29,11 @@ from bert_jax.parallel.sharding_rules import FSDP, MESH_AXES, TENSOR
 _NOT_OF_A_TPU: Final = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR"}
 
 _STANDARD_OUTPUT: Final = 1
+
+# Over long axes without wrap-around, a sum uses one link per chip. Of 64 v5e chips, copies of 16
+# need half of the network time of one copy, and copies of 8 no less (docs/results/planning.md).
+_CHIPS_OF_COPY: Final = 16
+_CHIPS_OF_SLICE: Final = 64
 
 
 def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None) -> None:
@@ -109,28 +116,21 @@ def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -
 
 
 def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns the mesh with axes slice, data, fsdp, tensor.
+    """Returns the mesh with axes copy, data, fsdp, tensor.
 
-    The setting `mesh.data` is the product of the axes slice and data. Only the slice axis uses the
-    network between slices, for one gradient sum per step. `devices` defaults to `jax.devices()`.
-    To compile without an accelerator, pass the devices of a topology.
+    The setting `mesh.data` is the product of the axes copy and data. The axis copy has the copies
+    of all slices. Only this axis uses the network between slices, for one gradient sum per step.
+    `devices` defaults to `jax.devices()`. To compile without an accelerator, pass the devices of a
+    topology.
     """
     devices = list(devices) if devices is not None else jax.devices()
     data, fsdp, tensor = mesh_shape(section, len(devices))
+    check_slices(section, data)
+    data //= section.slices
+    copies = section.copies or _default_copies(section, devices, data)
+    inside = (data // copies, fsdp, tensor)
     if section.slices > 1:
-        check_slices(section, data)
-        inside = (data // section.slices, fsdp, tensor)
-        try:
-            grid = mesh_utils.create_hybrid_device_mesh(
-                inside, (section.slices, 1, 1), devices=devices, allow_split_physical_axes=True
-            )
-        except (ValueError, AttributeError) as error:
-            raise UserError(
-                "mesh.slices_of_devices",
-                f"found {section.slices}, but the devices do not form that many slices "
-                f"({first_line(error)})",
-                place="mesh.slices",
-            ) from error
+        grid = _slices(section.slices, (data, fsdp, tensor), devices)
     elif devices[0].platform == "cpu":
         grid = np.asarray(devices).reshape(data, fsdp, tensor)
     else:
@@ -138,8 +138,60 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
         grid = mesh_utils.create_device_mesh(
             (data, fsdp, tensor), devices=devices, allow_split_physical_axes=True
         )
-    grid = grid.reshape(section.slices, -1, fsdp, tensor)
-    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    if copies > 1 and hasattr(devices[0], "coords"):
+        slices = grid.reshape(section.slices, -1)
+        grid = np.stack([_neighbours(list(each), copies) for each in slices])
+    return Mesh(grid.reshape(-1, *inside), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def _slices(count: int, inside: tuple[int, int, int], devices: Sequence[Any]) -> np.ndarray:
+    """Returns the devices of each slice, [slices · data, fsdp, tensor]."""
+    try:
+        return mesh_utils.create_hybrid_device_mesh(
+            inside, (count, 1, 1), devices=devices, allow_split_physical_axes=True
+        )
+    except (ValueError, AttributeError) as error:
+        raise UserError(
+            "mesh.slices_of_devices",
+            f"found {count}, but the devices do not form that many slices ({first_line(error)})",
+            place="mesh.slices",
+        ) from error
+
+
+def _default_copies(section: MeshSection, devices: Sequence[Any], data: int) -> int:
+    """Returns `mesh.copies` for `data` parts of a batch in a slice."""
+    chips = len(devices) // section.slices
+    copies = chips // _CHIPS_OF_COPY
+    large = devices[0].platform == "tpu" and chips >= _CHIPS_OF_SLICE
+    return copies if large and section.fsdp == 1 and data % copies == 0 else 1
+
+
+def _neighbours(devices: Sequence[Any], copies: int) -> np.ndarray:
+    """Returns the devices of a slice, [copies, devices of a copy]. A copy is a block of the torus.
+
+    A long block would use few links at a time. So of all blocks of the size, this takes one with
+    the least sum of sides.
+    """
+    places = np.array([device.coords for device in devices])
+    sizes = places.max(axis=0) - places.min(axis=0) + 1
+    chips = math.prod(sizes)
+    parts = [
+        each
+        for each in itertools.product(*(range(1, size + 1) for size in sizes))
+        if math.prod(each) == copies and not (sizes % each).any()
+    ]
+    if not parts:
+        raise UserError.wrong(
+            "mesh.copies_of_torus",
+            copies,
+            f"a product of divisors of the torus {'×'.join(map(str, sizes))}",
+            place="mesh.copies",
+        )
+    best = min(parts, key=lambda each: (sizes // each).sum())
+    grid = np.array(sorted(devices, key=lambda device: (*device.coords, device.core_on_chip)))
+    split = [side for pair in zip(best, sizes // best, strict=True) for side in pair]
+    blocks = grid.reshape(*split, len(devices) // chips)
+    return blocks.transpose(0, 2, 4, 1, 3, 5, 6).reshape(copies, -1)
 
 
 def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:

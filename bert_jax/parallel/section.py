@@ -8,7 +8,7 @@ import pydantic
 from bert_jax.errors import UserError, commas
 from bert_jax.section import PathText, Section
 
-SLICE: Final = "slice"
+COPY: Final = "copy"
 DATA: Final = "data"
 FSDP: Final = "fsdp"
 TENSOR: Final = "tensor"
@@ -68,9 +68,9 @@ class MeshSection(Section):
     platform: Platform = "auto"
     """Platform that the run requires. `auto`: the one that JAX finds."""
     data: int = pydantic.Field(default=-1, ge=-1)
-    """Number of parts of a batch. Between steps, parameters and moments are also split along this
-    axis (ZeRO). Without a loop over microbatches or layers, a step gathers parameters layer by
-    layer. Otherwise it gathers them before the loop."""
+    """Number of parts of a batch. Between steps, the chips of a copy (see `copies`) also share
+    parameters and moments along this axis (ZeRO). Without a loop over microbatches or layers, a
+    step gathers parameters layer by layer. Otherwise it gathers them before the loop."""
     fsdp: int = pydantic.Field(default=1, ge=-1)
     """Number of further parts of a batch. Parameters are split too, and always gathered layer by
     layer, even within loops over microbatches and layers."""
@@ -78,6 +78,10 @@ class MeshSection(Section):
     """Number of parts of the heads, FFN columns and vocabulary."""
     slices: int = pydantic.Field(default=1, ge=1)
     """Number of TPU slices, which share a batch over the data-centre network."""
+    copies: int | None = pydantic.Field(default=None, ge=1)
+    """Whole copies of parameters and moments in each slice; the chips of a copy are neighbours.
+    More copies need less network and more memory. null: a copy for every 16 chips of a TPU slice
+    with at least 64 chips, else one. With `fsdp`, one."""
     simulated_devices: int | None = pydantic.Field(default=None, ge=1, le=512)
     """Number of CPU devices to simulate, to try a mesh without accelerators."""
     distributed: DistributedSection = DistributedSection()
@@ -127,11 +131,13 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
 
 
 def check_slices(section: MeshSection, data: int) -> None:
-    """Raises UserError if the number of slices does not divide the data axis."""
-    if data % section.slices:
-        raise UserError.wrong(
-            "mesh.slices", section.slices, f"a divisor of data = {data}", place="mesh.slices"
-        )
+    """Raises UserError if slices or copies do not divide the data axis."""
+    for key, number in (("slices", section.slices), ("copies", section.copies or 1)):
+        if data % number:
+            raise UserError.wrong(
+                f"mesh.{key}", number, f"a divisor of data = {data}", place=f"mesh.{key}"
+            )
+        data //= number
 
 
 def check_batch(key: str, rows: int, *, parts: int, accumulation: int) -> None:

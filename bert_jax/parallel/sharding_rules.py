@@ -13,17 +13,17 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.parallel.section import DATA, FSDP, SLICE, TENSOR
+from bert_jax.parallel.section import COPY, DATA, FSDP, TENSOR
 
 Array = jax.Array
 LogicalAxes = tuple[str, ...]
 
-MESH_AXES: Final = (SLICE, DATA, FSDP, TENSOR)
+MESH_AXES: Final = (COPY, DATA, FSDP, TENSOR)
 
 # The mesh axes that split each logical axis. The model dimension is `embed` in a parameter. In an
 # activation it is `hidden`, which is not split, because the batch axis already uses the fsdp axis.
 RULES: Final[Mapping[str, tuple[str, ...]]] = {
-    "batch": (SLICE, DATA, FSDP),
+    "batch": (COPY, DATA, FSDP),
     # Never split.
     **dict.fromkeys(("length", "hidden", "predictions", "layers", "microbatches", "rest"), ()),
     **dict.fromkeys(("positions", "types", "classes", "head_dim", "pooled"), ()),
@@ -31,7 +31,7 @@ RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "heads": (TENSOR,),
     "mlp": (TENSOR,),
     "vocab": (TENSOR,),
-    # Matrices that an optimizer transforms as a whole. Every slice computes all of them.
+    # Matrices that an optimizer transforms as a whole. Every copy computes all of them.
     "matrices": (DATA, FSDP, TENSOR),
 }
 
@@ -91,8 +91,8 @@ def trained_spec(
 
     The rows of a matrix are also split over the data axis (ZeRO) and gathered for use. Columns are
     not split, because gathering them would require a transpose. Vectors, and rows that the data
-    axis does not divide, follow `RULES`. Every slice has a whole copy. So gradients are scattered
-    over ICI, and only each chip's shard is summed between slices.
+    axis does not divide, follow `RULES`. The copies of the axis `copy` are whole. So gradients are
+    scattered within a copy, and only each chip's shard is summed between copies and slices.
     """
     rules = RULES
     rows = axes[-2] if len(axes) > 1 else "layers"
@@ -114,7 +114,7 @@ def split_over(spec: PartitionSpec) -> list[tuple[str, ...]]:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a batch: the first axis is split over slice, data and fsdp."""
+    """Returns the sharding of a batch: the first axis is split over copy, data and fsdp."""
     return NamedSharding(mesh, partition_spec(("batch",)))
 
 

@@ -303,5 +303,6 @@ def candidates(request: CompileRequest, topology: TpuTopology) -> Iterator[Tried
         tried = dict.fromkeys(layouts if remat == configured else layouts[:1])
         for each_fsdp, each_tensor in tried:
             deals = phase.batch_size % (devices // each_tensor * accumulation) == 0
-            if deals and each_fsdp * each_tensor <= inside:
+            data = inside // (each_fsdp * each_tensor)
+            if deals and data and data % (request.mesh.copies or 1) == 0:
                 yield TriedSettings(remat, accumulation, each_fsdp, each_tensor, phase.batch_size)

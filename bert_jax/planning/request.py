@@ -51,7 +51,8 @@ class CompileRequest(Section):
         Requests with equal keys give equal programs, so the key names a cache file.
         """
         own = self.mesh
-        mesh = MeshSection(data=own.data, fsdp=own.fsdp, tensor=own.tensor, slices=own.slices)
+        sizes = own.model_dump(include={"data", "fsdp", "tensor", "slices", "copies"})
+        mesh = MeshSection.model_validate(sizes)
         phases = tuple(phase.model_copy(update={"dataset": ""}) for phase in self.train.phases)
         deciding = self.model_copy(
             update={

@@ -46,13 +46,17 @@ def test_a_mesh_of_wrong_size_is_refused_in_one_line(
 
 def test_a_mesh_has_every_device_once() -> None:
     mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2))
-    assert dict(mesh.shape) == {"slice": 1, "data": 2, "fsdp": 2, "tensor": 2}
+    assert dict(mesh.shape) == {"copy": 1, "data": 2, "fsdp": 2, "tensor": 2}
     assert sorted(device.id for device in mesh.devices.flat) == list(range(8))
+    mesh = make_mesh(MeshSection(copies=2, tensor=2))
+    assert dict(mesh.shape) == {"copy": 2, "data": 2, "fsdp": 1, "tensor": 2}
 
 
-def test_wrong_numbers_of_slices_are_refused() -> None:
+def test_wrong_numbers_of_slices_and_copies_are_refused() -> None:
     with refuses("mesh.slices", found=3, data=8):
         make_mesh(MeshSection(slices=3))
+    with refuses("mesh.copies", found=3, data=8):
+        make_mesh(MeshSection(copies=3))
     with refuses("mesh.slices_of_devices", found=2):
         make_mesh(MeshSection(slices=2))
 

@@ -85,7 +85,7 @@ def test_data_axis_splits_rows_that_it_divides(
 
 def test_a_batch_is_split_over_data_and_fsdp_only() -> None:
     on = mesh(2, 2, 2)
-    assert batch_sharding(on).spec == PartitionSpec(("slice", "data", "fsdp"))
+    assert batch_sharding(on).spec == PartitionSpec(("copy", "data", "fsdp"))
     assert batch_parts(on) == 4
     shards = jax.device_put(jax.numpy.arange(8.0), batch_sharding(on)).addressable_shards
     assert {shard.data.shape for shard in shards} == {(2,)}

@@ -9,29 +9,31 @@ from bert_jax.planning.compilation.collectives import (
     DCN,
     ICI,
     DevicePlacement,
+    device_groups,
     find_collectives,
-    first_group,
 )
 from tests.planning.test_hlo import cycles, module
 
+ROWS, COLUMNS = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
+HOP = 1e-6  # seconds
 REDUCE = "ROOT %r = f32[] all-reduce(%a), channel_id=1, replica_groups={}, to_apply=%add"
 
 
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
-        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", [0, 1, 2, 3]),
-        ("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", [0, 4]),
-        ("[2,4]<=[8]", [0, 1, 2, 3]),
-        ("[4,2]<=[2,4]T(1,0)", [0, 4]),
-        ("{{0,2},{1,3},{4,6},{5,7}}", [0, 2]),
-        ("{}", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", ROWS),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", COLUMNS),
+        ("[2,4]<=[8]", ROWS),
+        ("[4,2]<=[2,4]T(1,0)", COLUMNS),
+        ("{{0,2},{1,3},{4,6},{5,7}}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("{}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
     ],
 )
-def test_groups_are_parsed_in_every_form(groups: str, expected: list[int]) -> None:
+def test_groups_are_parsed_in_every_form(groups: str, expected: list[list[int]]) -> None:
     text = f"ENTRY %main (a: f32[]) -> f32[] {{\n  %a = f32[] parameter(0)\n  {REDUCE}\n}}\n"
     program = module(text.replace("replica_groups={}", f"replica_groups={groups}"))
-    assert first_group(program.operations[-1].instruction, devices=8) == expected
+    assert device_groups(program.operations[-1].instruction, devices=8) == expected
 
 
 EXCHANGE = f"""
@@ -115,7 +117,7 @@ TWO_SLICES = DevicePlacement(
 def test_collectives_inside_fusions_count_once() -> None:
     scatter, gather = find_collectives(module(IN_FUSIONS), TWO_SLICES)
     assert (scatter.kind, scatter.name, scatter.bytes) == ("reduce-scatter", "share", 1600)
-    assert scatter.seconds == pytest.approx(3 / 4 * 1600 / 100e9)  # half of an all-reduce
+    assert scatter.seconds == pytest.approx(3 / 4 * 1600 / 100e9 + 2 * HOP)
     assert (gather.kind, gather.name, gather.bytes) == ("all-gather", "start", 1600)
     assert gather.hidden_cycles == 700 + 50
 
@@ -146,14 +148,14 @@ def test_collectives_have_bytes_axes_links_and_overlap() -> None:
     assert (permute.kind, permute.bytes, permute.axes) == ("collective-permute", 4000, ("tensor",))
     assert permute.hidden_cycles == 3000
     assert permute.exposed_seconds(1.5e9) == 0.0
-    # Four chips form a square without wraparound, so an all-reduce uses one link per dimension.
+    # Four chips form a square without wraparound, so each has a link along two dimensions.
     assert (inside.kind, inside.axes, inside.link, inside.group) == (
         "all-reduce",
         ("tensor",),
         ICI,
         4,
     )
-    assert inside.seconds == pytest.approx(2 * 3 / 4 * 4000 / 100e9)
+    assert inside.seconds == pytest.approx(2 * (3 / 4 * 4000 / 100e9 + 2 * HOP))
     assert inside.exposed_seconds(1.5e9) == inside.seconds
     assert (across.axes, across.link) == (("data",), DCN)
     assert across.seconds == pytest.approx(2 * 1 / 2 * 4000 / (12.5e9 / 4))
@@ -177,6 +179,42 @@ ENTRY %main (a: bf16[1000]) -> bf16[1000] {{
   ROOT %sum = bf16[1000]{{0}} get-tuple-element(%recv-done), index=0
 }}
 """
+
+
+@pytest.mark.parametrize(
+    ("topology", "groups", "share", "hops"),
+    [
+        # A chip at the end of a line has one link.
+        ("v5e:2x4", [[0, 1, 2, 3], [4, 5, 6, 7]], 3 / 4, 3),
+        # Each chip has two links, but four links carry the halves of two groups.
+        ("v5e:4x4", [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]], 7 / 16, 4),
+        # The groups lie between each other: across the middle, four links carry both.
+        ("v5e:4x4", [[0, 2, 4, 6, 8, 10, 12, 14], [1, 3, 5, 7, 9, 11, 13, 15]], 7 / 16, 5),
+        ("v5e:8x8", [[y + 8 * x for x in range(8)] for y in range(8)], 7 / 8, 7),
+        # A ring of 16 chips: two links, and half as far.
+        ("v5e:16x16", [[y + 16 * x for x in range(16)] for y in range(16)], 15 / 32, 7.5),
+        # A sum of two columns crosses one row's link for both: 8 groups, 8 links.
+        ("v5e:8x8", [[8 * x, 8 * x + 7] for x in range(8)], 1 / 2, 7),
+        ("v5e:8x8", [[8 * x + y, 8 * x + y + 4] for x in range(8) for y in range(4)], 2, 4),
+    ],
+)
+def test_time_follows_the_links_of_groups(
+    topology: str, groups: list[list[int]], share: float, hops: float
+) -> None:
+    """Groups share links; `share` is the bytes of the array that the busiest link carries."""
+    found = parse_topology(topology)
+    rows, columns = found.shape
+    places = [(x, y, 0) for x in range(rows) for y in range(columns)]
+    placement = DevicePlacement(
+        topology=found, mesh={"data": len(places)}, coordinates=places, slices=[0] * len(places)
+    )
+    listed = ",".join("{" + ",".join(map(str, group)) + "}" for group in groups)
+    text = (
+        "ENTRY %main (a: f32[4096]) -> f32[4096] {\n  %a = f32[4096] parameter(0)\n  ROOT %g = "
+        f"f32[4096] all-gather(%a), replica_groups={{{listed}}}, dimensions={{0}}\n}}\n"
+    )
+    (gather,) = find_collectives(module(text), placement)
+    assert gather.seconds == pytest.approx(4 * 4096 * share / 50e9 + hops * HOP)
 
 
 def test_host_transfers_between_slices_are_counted() -> None:

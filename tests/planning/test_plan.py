@@ -154,10 +154,10 @@ def test_gradients_are_scattered_and_parameters_gathered(
     assert {tuple(one["axes"]) for one in collectives} == {("data",)}
     gathered = sum(one["bytes"] for one in collectives if one["kind"] == "all-gather")
     parameters = 4 * planned["phases"][0]["train"]["compiled"]["memory"]["parameters"]
-    # Kernels are gathered in bfloat16, embeddings in float32. Small parameters are replicated.
-    assert 0.5 * parameters < gathered <= parameters
+    # Gradients and matrices are bfloat16. Small parameters are replicated.
     scattered = sum(one["bytes"] for one in collectives if one["kind"] == "reduce-scatter")
-    assert 0.8 * parameters < scattered <= parameters
+    for found in (gathered, scattered):
+        assert 0.4 * parameters < found <= 0.6 * parameters
 
 
 def test_a_second_plan_reuses_programs_and_takes_prices(

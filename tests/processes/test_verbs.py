@@ -67,12 +67,15 @@ def test_the_other_process_waits_for_the_writer(trained: Path, tmp_path: Path) -
     assert said[1] == ""
 
 
-def test_a_run_resumes_with_a_tensor_axis_over_hosts(
-    config: Path, trained: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "mesh", [("mesh.data=1", "mesh.tensor=2"), ("mesh.data=2", "mesh.copies=2")]
+)
+def test_a_run_resumes_with_another_mesh_over_hosts(
+    mesh: tuple[str, ...], config: Path, trained: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained, run)
-    more = ["train.phases.0.steps=10", "mesh.data=1", "mesh.tensor=2"]
+    more = ["train.phases.0.steps=10", *mesh]
     with start("pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "step 10/10" in job[0].out

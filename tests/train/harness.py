@@ -73,12 +73,11 @@ Shape = tuple[int, ...]  # devices along data, fsdp and tensor, or along all fou
 
 
 def mesh_of(shape: Shape) -> jax.sharding.Mesh:
-    """Returns a mesh of simulated devices. Unlike `make_mesh`, allows several slices on CPUs."""
-    *slices, data, fsdp, tensor = shape
-    section = MeshSection(data=math.prod(slices) * data, fsdp=fsdp, tensor=tensor)
-    made = make_mesh(section, jax.devices()[: math.prod(shape)])
-    grid = made.devices.reshape(math.prod(slices), data, fsdp, tensor)
-    return jax.sharding.Mesh(grid, made.axis_names, axis_types=made.axis_types)
+    """Returns a mesh of simulated devices."""
+    *copies, data, fsdp, tensor = shape
+    number = math.prod(copies)
+    section = MeshSection(data=number * data, fsdp=fsdp, tensor=tensor, copies=number)
+    return make_mesh(section, jax.devices()[: math.prod(shape)])
 
 
 class Trainer:

@@ -56,7 +56,8 @@ class ModernBertEncoder(nnx.Module):
             self.attention_norms = stacked(ScaledNorm(**parts), depth=depth - 1)
         self.last_norm = ScaledNorm(**parts)
         self.architecture = architecture
-        self.gradient_dtype = execution.gradient_dtype
+        self.dtype: Dtype = execution.dtype
+        self.gradient_dtype = execution.sum_dtype
         self.fused = "fused" in (execution.norm, execution.ffn)
         self.remat: Remat = execution.remat
         self.unroll = execution.unroll or default_unroll(depth, on_tpu=False)
@@ -69,7 +70,8 @@ class ModernBertEncoder(nnx.Module):
     def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
         """Returns the embeddings of tokens, and shares for the decoder, see `tied_embedding`."""
         table_VD = self.word[...]
-        return looked_up(table_VD, shares_of(table_VD, self.gradient_dtype), input_ids)
+        shares_SVD = shares_of(table_VD, self.gradient_dtype)
+        return looked_up(table_VD, shares_SVD, input_ids, self.dtype)
 
     def __call__(
         self,

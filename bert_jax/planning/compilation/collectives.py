@@ -1,8 +1,9 @@
 """Finds the collectives of a program: executions, bytes, devices and links.
 
-Estimates time as bytes divided by the bandwidth of the group's links. Assumes ring collectives
-along the dimensions of the torus (scaling book, part 3). While an asynchronous collective runs, the
-core can compute; these cycles hide part of its time.
+Estimates time as a latency per hop, and bytes divided by the bandwidth of the links that limit the
+groups: those of a chip at a group's border, or those between two halves of the slice, which all
+groups share. While an asynchronous collective runs, the core can compute; these cycles hide part of
+its time.
 """
 
 import dataclasses
@@ -36,6 +37,7 @@ _IN_FLIGHT: Final = "async_collective_fusion"
 _GROUPS = re.compile(r"\breplica_groups=(.*?)(?:, \w+=|$)")
 _PAIRS = re.compile(r"\bsource_target_pairs=\{(.*?)\}\}")
 _MESH = re.compile(r"mesh\[(.*?)\]\s*\{(.*?)\}")
+_HOP_SECONDS: Final = 1e-6  # latency of a link (scaling book, part 2)
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
@@ -90,18 +92,18 @@ def find_collectives(program: Program, placement: DevicePlacement) -> list[Colle
             if between := _between_slices(instruction):
                 # Each chip exchanges its part with the chips at its position in other slices.
                 kind, arrays = between, instruction.arrays[:1]
-                group = [placement.slices.index(one) for one in sorted(set(placement.slices))]
+                groups = [[placement.slices.index(one) for one in sorted(set(placement.slices))]]
                 size = arrays[0].bytes
             elif kind := _kind(instruction):
-                group = first_group(instruction, devices=len(placement.slices))
+                groups = device_groups(instruction, devices=len(placement.slices))
                 arrays = _arrays(instruction, kind)
                 size = sum(array.bytes for array in arrays)
-                size *= len(group) if kind == "reduce-scatter" else 1
+                size *= len(groups[0]) if kind == "reduce-scatter" else 1
                 if operation.instruction.called.get("calls", "").startswith(_SCATTERS):
                     kind = "reduce-scatter"
             else:
                 continue
-            link, seconds = _time(kind, size, group, placement)
+            link, seconds = _time(kind, size, groups, placement)
             found.append(
                 Collective(
                     name=operation.name,
@@ -109,8 +111,8 @@ def find_collectives(program: Program, placement: DevicePlacement) -> list[Colle
                     trips=operation.trips,
                     bytes=size,
                     dtypes=tuple(sorted({array.dtype for array in arrays})),
-                    axes=_axes(group, placement.mesh),
-                    group=len(group),
+                    axes=_axes(groups[0], placement.mesh),
+                    group=len(groups[0]),
                     link=link,
                     seconds=seconds,
                     hidden_cycles=hidden.get(operation.name, 0),
@@ -119,11 +121,11 @@ def find_collectives(program: Program, placement: DevicePlacement) -> list[Colle
     return found
 
 
-def first_group(instruction: Instruction, *, devices: int) -> list[int]:
-    """Returns the first group of devices of a collective.
+def device_groups(instruction: Instruction, *, devices: int) -> list[list[int]]:
+    """Returns the groups of devices of a collective.
 
     XLA writes groups as ``mesh['a'=8,'b'=2] {'a'}``, ``[2,8]<=[16]``, ``[2,8]<=[8,2]T(1,0)``,
-    ``{{0,2},{1,3}}``, or ``{}`` for all devices. The group of a permutation is its first ring.
+    ``{{0,2},{1,3}}``, or ``{}`` for all devices. The only group of a permutation is its first ring.
     """
     if pairs := _PAIRS.search(instruction.attributes):
         found = re.findall(r"(\d+),(\d+)", pairs[0])
@@ -131,22 +133,24 @@ def first_group(instruction: Instruction, *, devices: int) -> list[int]:
         ring = [next(iter(targets))]
         while (at := targets.get(ring[-1])) is not None and at not in ring:
             ring.append(at)
-        return ring
+        return [ring]
     found = _GROUPS.search(instruction.attributes)
     text = found[1] if found else "{}"
     if mesh := _MESH.match(text):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
         summed = re.findall(r"'(\w+)'", mesh[2])
+        order = [at for at, name in enumerate(sizes) if name not in summed]
+        order += [at for at, name in enumerate(sizes) if name in summed]
         grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-        first = grid[tuple(slice(None) if name in summed else 0 for name in sizes)]
-        return first.reshape(-1).tolist()
+        members = math.prod(sizes[name] for name in summed)
+        return grid.transpose(order).reshape(-1, members).tolist()
     if iota := _IOTA.match(text):
         grid = np.arange(devices).reshape(_numbers(iota[2]))
         if iota[3]:
             grid = grid.transpose(_numbers(iota[3]))
-        return grid.reshape(_numbers(iota[1]))[0].tolist()
-    listed = re.search(r"\{([\d,]+)\}", text)
-    return list(_numbers(listed[1]) if listed else range(devices))
+        return grid.reshape(_numbers(iota[1])).tolist()
+    listed = re.findall(r"\{([\d,]+)\}", text)
+    return [list(_numbers(group)) for group in listed] or [list(range(devices))]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -210,43 +214,59 @@ def _axes(group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _time(
-    kind: str, size: int, group: Sequence[int], placement: DevicePlacement
+    kind: str, size: int, groups: Sequence[Sequence[int]], placement: DevicePlacement
 ) -> tuple[str, float]:
     """Returns the link and the estimated seconds of one execution."""
     accelerator = placement.topology.accelerator
-    slices = {placement.slices[device] for device in group}
-    inside = [device for device in group if placement.slices[device] == placement.slices[group[0]]]
-    seconds = _ring_seconds(kind, size, len(inside), _ici_bandwidth(inside, placement))
+    slices = {placement.slices[device] for device in groups[0]}
+    first = placement.slices[groups[0][0]]
+    inside = [[one for one in group if placement.slices[one] == first] for group in groups]
+    seconds = _ici_seconds(kind, size, [group for group in inside if group], placement)
     if len(slices) == 1:
         return ICI, seconds
     # Each chip sends its part of the array to the other slices.
-    chips = max(len(inside) // accelerator.devices_per_chip, 1)
+    chips = max(len(inside[0]) // accelerator.devices_per_chip, 1)
     per_chip = accelerator.dcn_bandwidth / accelerator.chips_per_host
-    return DCN, seconds + _ring_seconds(kind, size // chips, len(slices), per_chip)
+    share = (len(slices) - 1) / len(slices)
+    return DCN, seconds + size // chips * share * _passes(kind) / per_chip
 
 
-def _ring_seconds(kind: str, size: int, members: int, bandwidth: float) -> float:
-    if members < 2 or not bandwidth:
-        return 0.0
-    share = (members - 1) / members
-    passes = {"all-reduce": 2 * share, "collective-permute": 1.0, "all-to-all": share / 2}
-    return size * passes.get(kind, share) / bandwidth
+def _passes(kind: str) -> float:
+    """Returns how often a collective sends its bytes, if a gather sends them once."""
+    return {"all-reduce": 2.0, "all-to-all": 0.5}.get(kind, 1.0)
 
 
-def _ici_bandwidth(group: Sequence[int], placement: DevicePlacement) -> float:
-    """Returns the bytes per second that a device of a group sends and receives over its links.
+def _ici_seconds(
+    kind: str, size: int, groups: Sequence[Sequence[int]], placement: DevicePlacement
+) -> float:
+    """Returns the seconds of a collective in a slice, in which all groups run at a time.
 
-    A group uses one link along each dimension of the torus that it spans. If the dimension wraps
-    around, the group uses two links.
+    A device receives all of the array but its own part over the links to its group. Besides, the
+    links across each plane of the torus carry the parts that one side needs from the other.
     """
     topology = placement.topology
-    columns = zip(*(placement.coordinates[device] for device in group), strict=True)
-    links = sum(
-        2 if wrapped else 1
-        for column, wrapped in zip(columns, topology.wrapped_axes, strict=False)
-        if len(set(column)) > 1
-    )
-    return max(links, 1) * topology.accelerator.ici_bandwidth
+    if len(groups[0]) < 2:
+        return 0.0
+    bandwidth = topology.accelerator.ici_bandwidth
+    if kind == "collective-permute":
+        return size / bandwidth + _HOP_SECONDS
+    places = [np.array([placement.coordinates[one] for one in group]) for group in groups]
+    links, load, hops = np.zeros(len(groups[0])), 0.0, 0.0
+    axes = zip(places[0].T, topology.shape, topology.wrapped_axes, strict=False)
+    for axis, (own, length, wraps) in enumerate(axes):
+        low, high = own.min(), own.max()
+        steps = np.diff(np.unique(own), append=low + length)
+        wrapped = wraps and high > low and len(set(steps)) == 1
+        hops += (high - low) / (2 if wrapped else 1)
+        links += 2 if wrapped else (own > low).astype(int) + (own < high)
+        across = topology.chips // length * (2 if wrapped else 1)
+        for plane in range(low + 1, high + 1):
+            half = np.arange(plane, plane + length // 2) % length if wrapped else range(plane)
+            shares = [np.isin(place[:, axis], half).mean() for place in places]
+            load = max(load, sum(max(x, 1 - x) for x in shares if 0 < x < 1) / across)
+    share = (len(groups[0]) - 1) / len(groups[0])
+    longest = max(share / max(links.min(), 1), load)
+    return _passes(kind) * (size * longest / bandwidth + hops * _HOP_SECONDS)
 
 
 def _hidden_cycles(program: Program) -> dict[str, int]:
