@@ -85,7 +85,7 @@ def trained(
     run = config.model_copy(update={"train": train, "seed": seed, "run_dir": str(run_dir)})
     # The accumulated shares are those of devices.
     train_step.accumulate = rounded if dtype == "bfloat16" else _accumulate
-    train_step.make_train_step.cache_clear()
+    train_step.make_train_step.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
     folder.pretrain(name, run)
     (*_, last) = read_metrics(run_dir, kind=VALIDATION)
     return last[LOSS], [line[ERROR] for line in read_metrics(run_dir) if ERROR in line]

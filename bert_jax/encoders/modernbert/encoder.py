@@ -29,7 +29,7 @@ from bert_jax.model.layer_stack import (
     stacked,
 )
 from bert_jax.model.layers import ScaledNorm, param, subkey
-from bert_jax.model.section import Execution, Remat
+from bert_jax.model.section import Dtype, Execution, Remat
 from bert_jax.model.tied_embedding import looked_up, shares_of
 from bert_jax.parallel.sharding_rules import constrain
 
