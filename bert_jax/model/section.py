@@ -46,9 +46,7 @@ class Execution(Section):
     """Dtype of activations. Parameters, softmax, LayerNorm and loss are always float32. `float32`
     also multiplies matrices in full precision, which takes a TPU six passes of bfloat16."""
     gradient_dtype: GradientDtype = "auto"
-    """Dtype in which gradients are summed over devices. `auto`: bfloat16 on several TPU
-    chips with bfloat16 activations, which halves the bytes; otherwise float32. Microbatches are
-    always summed in float32."""
+    """Dtype in which devices sum gradients. `auto`: bfloat16 on several TPU chips if `dtype` is."""
     attention: AttentionImplementation = "auto"
     """Implementation of attention. `xla`: plain JAX on any device. `fused`: a kernel on v4, v5e,
     v5p and v6e. BERT's kernel supports rows of up to 2,048 tokens for pairs of 64-column heads in
@@ -81,7 +79,7 @@ class Execution(Section):
 
     @property
     def sum_dtype(self) -> Dtype:
-        """The dtype in which gradients are summed; float32 until `auto` is resolved."""
+        """The dtype of sums over devices; float32 until `auto` is resolved."""
         return "float32" if self.gradient_dtype == "auto" else self.gradient_dtype
 
     def elsewhere(self) -> Execution:

@@ -51,8 +51,8 @@ class CompileRequest(Section):
         Requests with equal keys give equal programs, so the key names a cache file.
         """
         own = self.mesh
-        sizes = own.model_dump(include={"data", "fsdp", "tensor", "slices", "copies"})
-        mesh = MeshSection.model_validate(sizes)
+        sizes = MeshSection(data=own.data, fsdp=own.fsdp, tensor=own.tensor)
+        mesh = sizes.model_copy(update={"slices": own.slices, "copies": own.copies})
         phases = tuple(phase.model_copy(update={"dataset": ""}) for phase in self.train.phases)
         deciding = self.model_copy(
             update={
