@@ -87,6 +87,30 @@ def _unsupported(part: Part, asked: str, limit: Limit) -> UserError:
     )
 
 
+def second_execution(execution: Execution, architecture: EncoderArchitecture) -> Execution:
+    """Returns a resolved execution for a second model: `xla` where its kernel cannot run.
+
+    The row length and the mesh are not known here. A kernel must support the longest rows, on every
+    mesh that divides the heads.
+    """
+    limit, longest = model_type(architecture).limit, architecture.max_position_embeddings
+    heads = architecture.num_attention_heads
+    meshes: list[dict[str, int]] = [
+        dict.fromkeys(("heads", "mlp", "vocab"), parts)
+        for parts in range(1, heads + 1)
+        if heads % parts == 0
+    ]
+
+    def runs(part: Part) -> bool:
+        if getattr(execution, part) == "cudnn":
+            return cudnn_limit(architecture, execution) is None
+        limits = (limit(part, execution, architecture, each, longest, None) for each in meshes)
+        return not any(limits)
+
+    changes = {part: "xla" for part in get_args(Part) if not runs(part)}
+    return execution.model_copy(update=changes)
+
+
 def interpreted(execution: Execution, device: Any) -> str | None:
     """Returns a warning if a resolved execution has kernels that no TPU runs, otherwise None."""
     parts = [part for part in get_args(Part) if getattr(execution, part) == "fused"]

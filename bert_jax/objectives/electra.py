@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.encoders.build import encoder_builder
+from bert_jax.encoders.kernel_choice import second_execution
 from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.encoder_model import EncoderModel
@@ -105,7 +106,8 @@ class ReplacedTokenDetection:
         `DELTAS` have the same paths.
         """
         model = encoder_builder(self.architecture, self.execution, self.heads)()
-        generator = encoder_builder(self.generator, self.execution, GENERATOR_HEADS)()
+        execution = second_execution(self.execution, self.generator)
+        generator = encoder_builder(self.generator, execution, GENERATOR_HEADS)()
         if self.embedding_sharing != "none":
             ours, theirs = embeddings_of(model), embeddings_of(generator)
             shared = {name: getattr(ours, name) for name in self._tables(ours)}

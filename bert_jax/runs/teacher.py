@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from etils import epath
 
-from bert_jax.encoders.build import encoder_builder, model_type
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.encoders.kernel_choice import second_execution
 from bert_jax.errors import UserError, commas
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.kernel_limits import Part, cudnn_limit
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroups
 from bert_jax.runs.open_checkpoints import find_checkpoint, read_checkpoints, run_of_checkpoint
@@ -110,23 +110,10 @@ def open_teacher(run_dir: str, *, student: Execution, checkpoint: str) -> Teache
 
 
 def _execution(architecture: EncoderArchitecture, student: Execution) -> Execution:
-    """Returns the student's execution with the kernels that the teacher's forward pass can use.
-
-    The mesh and the row length are not known here, so a kernel must fit the longest rows, both
-    with all heads on a device and with one head per device.
-    """
-    limit, longest = model_type(architecture).limit, architecture.max_position_embeddings
-    changes: dict[str, str] = {}
-    for part in get_args(Part):
-        for heads in (1, architecture.num_attention_heads):
-            parts = {"heads": heads, "mlp": 1, "vocab": 1}
-            if limit(part, student, architecture, parts, longest, None) is not None:
-                changes[part] = "xla"
-    if student.attention == "cudnn":  # a teacher has no dropout
-        fits = cudnn_limit(architecture.with_dropout(0.0), student) is None
-        changes["attention"] = "cudnn" if fits else "xla"
+    """Returns the student's execution with the kernels that the teacher's forward pass can use."""
+    without_dropout = architecture.with_dropout(0.0)  # a teacher only evaluates
     # Only the backward pass of the FFN has a kernel.
-    return student.model_copy(update={**changes, "ffn": "xla"})
+    return second_execution(student, without_dropout).model_copy(update={"ffn": "xla"})
 
 
 def spread_layers(layers: Layers, *, teacher: int, student: int, place: str) -> tuple[int, ...]:

@@ -20,6 +20,8 @@ from bert_jax.objectives.electra import (
 )
 from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.sections import ElectraObjectiveSection, GeneratorSection
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.task import DELTAS, GENERATOR
 from bert_jax.train.checkpointer import with_deltas
 from bert_jax.train.metrics import to_host
@@ -55,6 +57,27 @@ def torch_network(kind: Any, params: Any, architecture: Any, heads: Any) -> Any:
     assert (lacking, unknown) == ([], []) or lacking == ["generator_lm_head.weight"]
     network.tie_weights()
     return network
+
+
+def test_the_generator_uses_only_kernels_that_support_its_sizes() -> None:
+    """The generator has one head of 64 columns, too narrow for the kernels of LayerNorm and FFN."""
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 256}
+    task = make_objective(
+        ElectraObjectiveSection(),
+        architecture=small_encoder("electra", num_hidden_layers=1, **sizes),
+        execution=Execution(attention="fused", norm="fused", ffn="fused"),
+        tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
+    )
+    batch, key = jax.tree.map(jnp.asarray, small_batch(rows=2)), jax.random.key(0)
+
+    def loss(params: Any) -> jax.Array:
+        return loss_of(task, model_of(task, params), batch, dropout_key=key)[0]
+
+    with jax.set_mesh(make_mesh(MeshSection(data=1), jax.devices()[:1])):
+        program = str(jax.make_jaxpr(jax.grad(loss))(fresh_params(task)))
+    kernels = ("attention_backward", "norm_backward", "gelu_product")
+    # A program has each kernel twice: for TPUs and interpreted. The generator has only attention.
+    assert [program.count(f"name={kernel}") for kernel in kernels] == [4, 4, 2]
 
 
 @pytest.mark.parametrize("sharing", ["shared", "gradient_disentangled"])
