@@ -100,7 +100,7 @@ def read_both_choices(path: Path) -> None:
         columns = {"text": names[0], "choices": names[1:3], "label": names[3]}
         section = MultipleChoiceSection.model_validate(columns | {"header": header})
         rows, errors = section.rows(path, "test")
-        read_choices(rows, section.columns, [], labelled=False, errors=errors)
+        read_choices(rows, section.columns, section.required("test"), labelled=False, errors=errors)
 
 
 def read_questions(path: Path) -> None:
