@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 SHAPES = [(d, f, 8 // (d * f)) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if 8 % (d * f) == 0]
 
 
-# `tests/objectives/test_every_objective.py` has a mesh of all axes for every objective.
+# `tests/objectives/test_every_loss.py` has a mesh of all axes for every objective.
 @pytest.mark.chaos
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
