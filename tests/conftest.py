@@ -41,6 +41,8 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # Hugging Face's libraries must not contact a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import jax
+import psutil
 from jaxtyping import install_import_hook
 
 # Install the hook before the modules are imported, because it rewrites them while they load.
@@ -50,11 +52,12 @@ install_import_hook("bert_jax.model", "beartype.beartype")
 
 # Import these after the hook, because they import the models.
 from tests.compiler_pair import compiler_pair  # noqa: F401  (a fixture of every compile check)
-from tests.executables import keep_executables
+from tests.executables import forget_executables, keep_executables
 from tests.project import project  # noqa: F401  (a fixture for every test)
 
 keep_executables()
 
+LARGE = 1_600_000_000  # bytes of a worker above which it drops compiled programs
 LONG = ("chaos", "feature_extraction", "processes")  # folders
 
 
@@ -90,8 +93,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Gives unused memory back after each file. glibc keeps freed arrays and programs."""
+    """Gives unused memory back after each file: glibc keeps freed arrays and programs."""
     if (nextitem is None or nextitem.path != item.path) and sys.platform == "linux":
+        if psutil.Process().memory_info().rss > LARGE:
+            forget_executables()
+            jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -7,6 +7,7 @@ from typing import Any
 from jax._src import compiler, distributed  # no public API for this
 
 WORTH_KEEPING = 0.1  # minimum compile time in seconds
+_KEPT: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
 MOST = 64  # number of programs of some megabytes each, enough for the preceding tests
 
 
@@ -16,18 +17,17 @@ def keep_executables() -> None:
     Each run of a verb traces its steps again and requests programs that this process ran before.
     Reading and linking a program from disk takes a quarter of a second of CPU time.
     """
-    kept: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
     read, write = compiler._cache_read, compiler._cache_write
 
     def remember(cache_key: str, found: tuple[Any, Any]) -> tuple[Any, Any]:
-        kept[cache_key] = found
-        kept.move_to_end(cache_key)
-        if len(kept) > MOST:
-            kept.popitem(last=False)
+        _KEPT[cache_key] = found
+        _KEPT.move_to_end(cache_key)
+        if len(_KEPT) > MOST:
+            _KEPT.popitem(last=False)
         return found
 
     def take(module_name: str, cache_key: str, *more: Any) -> tuple[Any, Any]:
-        found = kept.get(cache_key) or read(module_name, cache_key, *more)
+        found = _KEPT.get(cache_key) or read(module_name, cache_key, *more)
         return found if found[0] is None else remember(cache_key, found)
 
     def keep(
@@ -43,6 +43,11 @@ def keep_executables() -> None:
         write(cache_key, seconds, module_name, backend, executable, *callbacks)
 
     compiler._cache_read, compiler._cache_write = take, keep
+
+
+def forget_executables() -> None:
+    """Drops the executables that this process keeps."""
+    _KEPT.clear()
 
 
 def write_from_every_process() -> None:
