@@ -39,9 +39,10 @@ LONGEST: Final = 2048
 # Maximum length of rows, unless a block has two heads of up to 64 columns in a two-byte dtype. In
 # longer rows, spilled registers fill VMEM.
 _LONGEST_OF_OTHERS: Final = 512
-# Maximum heads × tokens and lanes × tokens in blocks wider than 128 lanes, for dtypes of two bytes.
-_MOST_TOKENS: Final = 3072
-_MOST_NUMBERS: Final = 9 * 2**14
+# Maximum heads × tokens and lanes × tokens by bytes of an activation, in blocks wider than 128 lanes
+# and in all blocks of float32. In float32, VMEM also has parts of the operands.
+_MOST_TOKENS: Final = {2: 3072, 4: 1024}
+_MOST_NUMBERS: Final = {2: 9 * 2**14, 4: 2**16}
 
 
 def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
@@ -56,10 +57,10 @@ def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
     group = width // columns
     if columns > LANES:
         return 0
-    if width > LANES:
-        tokens = min(_MOST_TOKENS // group, _MOST_NUMBERS // width) * 2 // itemsize
-        return min(tokens // LANES * LANES, _LONGEST_OF_OTHERS)
-    return LONGEST if group == 2 and itemsize == 2 else _LONGEST_OF_OTHERS
+    if width <= LANES and itemsize == 2:
+        return LONGEST if group == 2 else _LONGEST_OF_OTHERS
+    tokens = min(_MOST_TOKENS[itemsize] // group, _MOST_NUMBERS[itemsize] // width)
+    return min(tokens // LANES * LANES, _LONGEST_OF_OTHERS)
 
 
 def _block_width(heads: int, columns: int) -> int:
@@ -191,9 +192,11 @@ class Shape:
         """
         # In the forward kernel on v4, more rows are slower.
         times = 2 if self.forward and not self.composes else 1
+        # In float32, VMEM also has parts of the operands.
+        most_scores = times * _SCORES_OF_ROWS * 2 // self.itemsize
         scores = self.group * self.padded * max(self.padded_queries, LANES)
         keys = self.padded * self.width * self.itemsize
-        most = min(_MOST_ROWS, times * _SCORES_OF_ROWS // scores, times * _KEYS_OF_ROWS // keys)
+        most = min(_MOST_ROWS, most_scores // scores, times * _KEYS_OF_ROWS // keys)
         return max(n for n in range(1, max(most, 1) + 1) if self.batch % n == 0)
 
     @property

@@ -58,9 +58,12 @@ def loss(rows: int, hidden: int, pieces: int, dtype: str) -> list[Program]:
 
 # Rows share a block, and only [CLS] attends, as in the last layer of a classifier.
 CLS = {"batch": 8, "length": 512, "heads": 2, "columns": 64, "rate": 0.1, "queries": 1}
+FLOAT32 = {"dtype": "float32", "rate": 0.1}
 SHORT = [
     *attention(128),
     ("attention", CLS | {"dtype": "bfloat16"}),
+    # The longest rows of three heads in float32.
+    ("attention", {"batch": 8, "length": 256, "heads": 3, "columns": 64} | FLOAT32),
     *layer(1, 768, "bfloat16"),  # only [CLS], as in the last layer of a classifier
     *layer(77, 768, "bfloat16"),
     *rotary(77, 128),
@@ -72,6 +75,14 @@ LONG = [
         [("attention", shape | {"dtype": dtype})]
         for shape in (CLS, CLS | {"columns": 16}, CLS | {"heads": 3, "length": 256})
         for dtype in ("bfloat16", "float32")
+    ),
+    # The longest rows of one and of two heads in float32.
+    *(
+        [("attention", {"batch": 8} | heads | FLOAT32)]
+        for heads in (
+            {"heads": 1, "columns": 64, "length": 512},
+            {"heads": 2, "columns": 80, "length": 384},
+        )
     ),
     # The longest rows of blocks wider than 128 lanes.
     *(

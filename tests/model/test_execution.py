@@ -204,7 +204,9 @@ def test_the_widest_model_of_the_fused_loss(dtype: str, most: int) -> None:
         (64, "bfloat16", 2, 2048),
         (64, "float32", 1, 512),
         (64, "bfloat16", 4, 512),  # the three heads of a device form one block
+        (64, "float32", 4, 256),
         (32, "bfloat16", 1, 512),
+        (32, "float32", 1, 256),
         (80, "bfloat16", 1, 128),  # the twelve heads of a device form one block
     ],
 )
