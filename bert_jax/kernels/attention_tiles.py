@@ -39,8 +39,8 @@ LONGEST: Final = 2048
 # Maximum length of rows, unless a block has two heads of up to 64 columns in a two-byte dtype. In
 # longer rows, spilled registers fill VMEM.
 _LONGEST_OF_OTHERS: Final = 512
-# Maximum heads × tokens and lanes × tokens by bytes of an activation, in blocks wider than 128 lanes
-# and in all blocks of float32. In float32, VMEM also has parts of the operands.
+# Maximum heads × tokens and lanes × tokens by bytes of an activation, in blocks wider than 128
+# lanes and in all blocks of float32. In float32, VMEM also has parts of the operands.
 _MOST_TOKENS: Final = {2: 3072, 4: 1024}
 _MOST_NUMBERS: Final = {2: 9 * 2**14, 4: 2**16}
 
@@ -193,7 +193,7 @@ class Shape:
         # In the forward kernel on v4, more rows are slower.
         times = 2 if self.forward and not self.composes else 1
         # In float32, VMEM also has parts of the operands.
-        most_scores = times * _SCORES_OF_ROWS * 2 // self.itemsize
+        most_scores = times * _SCORES_OF_ROWS // (1 if self.itemsize == 2 else 4)
         scores = self.group * self.padded * max(self.padded_queries, LANES)
         keys = self.padded * self.width * self.itemsize
         most = min(_MOST_ROWS, most_scores // scores, times * _KEYS_OF_ROWS // keys)
