@@ -1,27 +1,37 @@
-"""Times tokenizers in tokens per second: our WordPiece and Hugging Face's ``tokenizers``.
+"""Times tokenizers in tokens per second: ours and Hugging Face's ``tokenizers``.
 
     python -m benchmarks.tokenizer [--text FILE] [--vocab DIR]
 
-Both alternately encode the same lines with the same vocabulary and one thread. Without arguments
-the text is Python's own manual (``pydoc_data.topics``), and the vocabulary is trained on it.
+Both alternately encode the same lines with the same vocabulary and one thread: WordPiece,
+byte-level BPE and unigram pieces. Without arguments the text is Python's own manual
+(``pydoc_data.topics``), and the vocabularies are trained on it.
 """
 
 import argparse
+import json
 import os
 import pydoc_data.topics
 import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library reads this when it first encodes
 os.environ["RAYON_NUM_THREADS"] = "1"
+
+import tokenizers
 
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.errors import UserError
 from bert_jax.interop.hf_tokenizer import library_pipeline
 from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 from bert_jax.text import load_tokenizer
+from bert_jax.text.library_tokenizer import LibraryTokenizer, read_pipeline
+from bert_jax.text.sentence_piece import SentencePieceTokenizer
+from bert_jax.text.special_rows import ROLE_SETTINGS
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
 PACKAGES = ("tokenizers",)
@@ -37,8 +47,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds per tokenizer")
     arguments = parser.parse_args()
     text = arguments.text.read_text(encoding="utf-8") if arguments.text else manual()
-    ours = open_or_train(arguments.vocab, text)
-    measure(ours, [line for line in text.splitlines() if line], rounds=arguments.rounds)
+    lines = [line for line in text.splitlines() if line]
+    measure(open_or_train(arguments.vocab, text), lines, rounds=arguments.rounds)
+    for algorithm in ("byte_bpe", "unigram"):
+        ours = train_library(algorithm, text)
+        measure(ours, lines, rounds=arguments.rounds, name=f"tokenizer.{algorithm}")
 
 
 def manual() -> str:
@@ -69,21 +82,63 @@ def open_or_train(directory: Path | None, text: str) -> WordPieceTokenizer:
     return tokenizer
 
 
-def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
+def train_library(algorithm: Literal["byte_bpe", "unigram"], text: str) -> LibraryTokenizer:
+    """Trains a tokenizer of 4,096 pieces on ``text`` that the tokenizers library runs.
+
+    The unigram pieces of SentencePiece get the steps of XLM-R, without its normalization.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        corpus = Path(scratch) / "text.txt"
+        corpus.write_text(text, encoding="utf-8")
+        output = Path(scratch) / "tokenizer"
+        tokenizer = train_vocab(
+            VocabSection(
+                input=(str(corpus),),
+                output=str(output),
+                size=4096,
+                algorithm=algorithm,
+                lower_case=False,
+            )
+        )
+    if isinstance(tokenizer, LibraryTokenizer):
+        return tokenizer
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    pieces = [*((piece, 0.0) for piece in SPECIAL_PIECES), *tokenizer.scores().items()]
+    marks = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    steps = [{"type": "WhitespaceSplit"}, marks]
+    roles = dict(zip(ROLE_SETTINGS, SPECIAL_PIECES, strict=True))
+    return read_pipeline(
+        {
+            "model": {"type": "Unigram", "unk_id": 1, "vocab": pieces},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        },
+        {**roles, "separators": 1},
+        source=algorithm,
+    )
+
+
+def measure(ours: Tokenizer, lines: list[str], *, rounds: int, name: str = "tokenizer") -> None:
     """Times the encodings alternately and prints the medians.
 
     Args:
-        ours: the tokenizer to measure.
+        ours: the tokenizer to measure, WordPiece or of the tokenizers library.
         lines: lines to encode.
         rounds: number of timings.
+        name: first part of the figures' names.
     """
-    peer = library_pipeline(ours)
+    if isinstance(ours, LibraryTokenizer):
+        peer = tokenizers.Tokenizer.from_str(json.dumps(ours.spec))
+        tables = [ours._words, ours._words._parts] if ours._words is not None else []
+    else:
+        assert isinstance(ours, WordPieceTokenizer)
+        peer, tables = library_pipeline(ours), [ours._ids_of_word]
 
     def encode_with_peer() -> list[list[int]]:
         return [e.ids for e in peer.encode_batch_fast(lines, add_special_tokens=False)]
 
     def encode_anew() -> list[list[int]]:
-        ours._ids_of_word.clear()  # the cache of words
+        for table in tables:
+            table.clear()
         return ours.encode_batch(lines)
 
     # "ours, new words" is last: it fills the word cache for "ours" in the next round.
@@ -92,28 +147,28 @@ def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
         "tokenizers": encode_with_peer,
         "ours, new words": encode_anew,
     }
-    tokens = {name: sum(map(len, run())) for name, run in runs.items()}
+    tokens = {run: sum(map(len, encode())) for run, encode in runs.items()}
     seconds = interleaved(runs, rounds=rounds)
     size = {"megabytes": sum(len(line.encode()) for line in lines) / 1e6, "lines": len(lines)}
-    for name, figure, peer_name in (
-        ("tokenizers", "tokenizer.peer", "tokenizers encode_batch_fast, one thread"),
-        ("ours", "tokenizer.rate", None),
-        ("ours, new words", "tokenizer.rate_cold", None),
+    for run, figure, peer_name in (
+        ("tokenizers", "peer", "tokenizers encode_batch_fast, one thread"),
+        ("ours", "rate", None),
+        ("ours, new words", "rate_cold", None),
     ):
         report(
-            figure,
-            tokens[name] / statistics.median(seconds[name]),
+            f"{name}.{figure}",
+            tokens[run] / statistics.median(seconds[run]),
             "tokens/s/core",
             peer=peer_name,
             packages=PACKAGES,
-            tokens=tokens[name],
+            tokens=tokens[run],
             vocab_size=ours.vocab_size,
             **size,
         )
-    for name, figure in (("ours", "ratio"), ("ours, new words", "ratio_cold")):
+    for run, figure in (("ours", "ratio"), ("ours, new words", "ratio_cold")):
         report(
-            f"tokenizer.{figure}",
-            median_ratio(seconds["tokenizers"], seconds[name]),
+            f"{name}.{figure}",
+            median_ratio(seconds["tokenizers"], seconds[run]),
             "x",
             peer="tokenizers encode_batch_fast, one thread",
             packages=PACKAGES,

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,8 @@ from bert_jax.files.atomic import write_together
 from bert_jax.text import pipeline_file
 from bert_jax.text.added_tokens import check_ids
 from bert_jax.text.basic_tokenizer import is_word_character
+from bert_jax.text.byte_level import BYTES
+from bert_jax.text.cached_words import CachedWords, division_of
 from bert_jax.text.pipeline_file import Roles, Spec
 from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.special_rows import find_roles, find_separators
@@ -23,6 +26,8 @@ from bert_jax.text.vocabulary import in_order_of_ids
 from bert_jax.text.word_starts import WordBounds
 
 PIPELINE_FILE = "tokenizer.json"
+_FEW_THREADS: Final = 4  # more threads of the library are faster than one with a table
+_OFF: Final = ("false", "0", "off", "no", "n", "f")  # values of TOKENIZERS_PARALLELISM
 _SURROGATE = re.compile("[\ud800-\udfff]")
 JOINERS: Final = "\u200c\u200d"
 """Zero-width characters inside words: non-joiner and joiner."""
@@ -95,10 +100,15 @@ class LibraryTokenizer(Tokenizer):
         return self._pipeline.encode(without_surrogates(text), add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text. Uses several threads, unless the environment forbids it."""
-        found = self._pipeline.encode_batch_fast(
-            [without_surrogates(text) for text in texts], add_special_tokens=False
-        )
+        """Returns the ids of each text.
+
+        With many cores the library's threads encode them, unless the environment forbids threads.
+        Otherwise one thread encodes each new word once.
+        """
+        texts = [without_surrogates(text) for text in texts]
+        if self._words is not None and _threads() <= _FEW_THREADS:
+            return self._words.encode_batch(texts)
+        found = self._pipeline.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
     def encode_offsets(self, text: str) -> OffsetIds:
@@ -197,6 +207,12 @@ class LibraryTokenizer(Tokenizer):
         return part if first or not part else f" {part}"
 
     @functools.cached_property
+    def _words(self) -> CachedWords | None:
+        """The table of words, if no word changes the pieces of another."""
+        division = division_of(self.spec)
+        return None if division is None else CachedWords(self._pipeline, self.spec, division)
+
+    @functools.cached_property
     def _masked(self) -> tokenizers.Tokenizer:
         """The pipeline in which the mask is an added token that text may contain."""
         return _open(self.spec, PIPELINE_FILE, self.roles, matched=self.roles.mask)
@@ -211,9 +227,9 @@ class LibraryTokenizer(Tokenizer):
         if self._marks == "metaspace":
             return piece.replace(WORD_START, " ").encode()
         # Pieces without a meaning, such as unused slots, may have other characters.
-        if any(character not in _BYTES for character in piece):
+        if any(character not in BYTES for character in piece):
             return piece.encode()
-        return bytes(_BYTES[character] for character in piece)
+        return bytes(BYTES[character] for character in piece)
 
     def _takes_space(self, token_id: int) -> bool:
         """Returns whether a piece is a word of `with_words`."""
@@ -268,6 +284,12 @@ def _open(
     return pipeline
 
 
+def _threads() -> int:
+    """Returns the number of threads of the library."""
+    forbidden = os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in _OFF
+    return 1 if forbidden else os.cpu_count() or 1
+
+
 def without_surrogates(text: str) -> str:
     """Returns the text with U+FFFD for each lone surrogate, which the library refuses."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
@@ -284,20 +306,3 @@ class _Words(dict[int, str]):
 
 
 _WORDS: Final = _Words()
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Returns the byte that each character of a byte-level piece stands for.
-
-    Source: `bytes_to_unicode` in openai/gpt-2, `encoder.py`. Printable characters of Latin-1 stand
-    for themselves; the other bytes are numbered from U+0100.
-    """
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in own]
-    spelled = {chr(byte): byte for byte in own}
-    return spelled | {chr(0x100 + number): byte for number, byte in enumerate(others)}
-
-
-_BYTES: Final = _byte_of_character()
-SPELLINGS: Final = {byte: character for character, byte in _BYTES.items()}
-"""Character that stands for each byte in a byte-level piece: ``32 -> "Ġ"``."""
