@@ -9,7 +9,7 @@ import jax
 from rich.console import Console
 
 from bert_jax.data.row_errors import OnError
-from bert_jax.errors import UserError, commas, counted
+from bert_jax.errors import UserError, counted, one_of
 from bert_jax.files.atomic import output_exists, require_other_file
 from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.model.section import HeadsSection
@@ -144,11 +144,12 @@ def _check_output(path: Path, *, submission: bool, force: bool) -> None:
                 "predict.submission_file", "a file", "a directory for --submission", place=path
             )
         return
-    if path.suffix not in SUFFIXES:
+    found = "a directory" if path.is_dir() else path.suffix or "no suffix"
+    if found not in SUFFIXES:
         raise UserError(
             "predict.suffix",
-            f"found {path.suffix or 'no suffix'}, allowed: {commas(SUFFIXES)}, or a directory "
-            "with --submission",
+            f"found {found}, allowed: a file ending in {one_of(SUFFIXES)}, or a directory with "
+            "--submission",
             place=path,
         )
     if path.exists() and not force:

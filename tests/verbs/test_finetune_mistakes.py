@@ -114,6 +114,14 @@ def test_a_bad_table_is_named_with_its_line(
     says(line, **values)
 
 
+def test_predictions_never_replace_a_directory(base: dict[str, Any], tmp_path: Path) -> None:
+    output = tmp_path / "out.csv"
+    output.mkdir()
+    line = refused("predict", base["finetune"]["init_from"], output, "--force")
+    assert line.key == "predict.suffix"  # before the run is read, which has no task
+    says(line, place=output)
+
+
 @pytest.mark.parametrize(
     ("arguments", "key", "values"),
     [
