@@ -191,14 +191,18 @@ def test_a_rollback_skips_the_data_even_after_a_kill(
 
 def diverge_in(patch: pytest.MonkeyPatch, evaluations: Collection[int]) -> None:
     """Makes some evaluations of a fine-tuning run use NaN parameters."""
-    predict, numbers = Predictor.__call__, itertools.count()
+    numbers = itertools.count()
 
-    def diverged(self: Predictor, params: Any, split: Any) -> Any:
-        if next(numbers) in evaluations:
-            params = jax.tree.map(lambda leaf: leaf * np.nan, params)
-        return predict(self, params, split)
+    def diverging(predict: Any) -> Any:
+        def diverged(self: Predictor, params: Any, split: Any) -> Any:
+            if next(numbers) in evaluations:
+                params = jax.tree.map(lambda leaf: leaf * np.nan, params)
+            return predict(self, params, split)
 
-    patch.setattr(Predictor, "__call__", diverged)
+        return diverged
+
+    for name in ("__call__", "stream"):  # of all records at once, and of some at a time
+        patch.setattr(Predictor, name, diverging(getattr(Predictor, name)))
 
 
 # All rows have one length, so only one program is compiled.
