@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bert_jax.kernels.attention_tiles import HIDDEN, Shape, Tile
+from bert_jax.kernels.attention_tiles import HIDDEN, Shape, Tile, holds_code
 from bert_jax.kernels.pallas_call import LANES
 from bert_jax.kernels.precision import precision_of
 from bert_jax.kernels.random_bits import column_factors, kept, row_factors
@@ -228,7 +228,7 @@ def beside(x_LW: Array, segments: Array, head: int, shape: Any) -> Array:
 
     If these lanes are too few, the segments are in additional lanes.
     """
-    if shape.shares_lanes:
+    if holds_code(width=shape.width, columns=shape.columns):
         return _where_inside(head, shape, x_LW, segments)
     if shape.group > 1:
         x_LW = _where_inside(head, shape, x_LW, jnp.zeros_like(x_LW))

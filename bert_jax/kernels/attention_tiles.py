@@ -83,6 +83,11 @@ def holds_code(*, width: int, columns: int) -> bool:
     return all(len({lane % CODE for lane in lanes}) == CODE for lanes in others)
 
 
+def segment_lanes(*, width: int, columns: int) -> int:
+    """Returns the lanes of encoded segments: those of a block, or 128 additional lanes."""
+    return width if holds_code(width=width, columns=columns) else LANES
+
+
 def padded(length: int) -> int:
     """Returns the length of a row in the kernels, padded to whole vector registers."""
     whole = LANES if length <= _WIDE else 2 * LANES
@@ -205,14 +210,9 @@ class Shape:
         return self.batch // self.rows, self.heads // self.group, self.tiles
 
     @property
-    def shares_lanes(self) -> bool:
-        """Whether encoded segments are in the lanes of other heads, not in additional lanes."""
-        return holds_code(width=self.width, columns=self.columns)
-
-    @property
     def lanes_of_segments(self) -> int:
-        """Lanes of encoded segments."""
-        return self.width if self.shares_lanes else LANES
+        """Lanes of a block of encoded segments."""
+        return segment_lanes(width=self.width, columns=self.columns)
 
     def stages(self) -> Sequence[Sequence[tuple[int, int]]]:
         """Returns the (row, head) pairs of a block, grouped by the stage that processes them."""

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.attention_tiles import HIDDEN, holds_code
+from bert_jax.kernels.attention_tiles import HIDDEN, segment_lanes
 from bert_jax.kernels.pallas_call import LANES
 
 # Longer rows need more VMEM than the compiler's default.
@@ -166,14 +166,9 @@ class RotaryShape:
         return self.length // _divisor(self.length, _CHUNKS[self.is_long])
 
     @property
-    def shares_lanes(self) -> bool:
-        """Whether encoded segments are in the lanes of other heads, not in additional lanes."""
-        return holds_code(width=self.width, columns=self.columns)
-
-    @property
     def lanes_of_segments(self) -> int:
-        """Lanes of a block of segments."""
-        return self.width if self.shares_lanes else LANES
+        """Lanes of a block of encoded segments."""
+        return segment_lanes(width=self.width, columns=self.columns)
 
     @property
     def grid(self) -> tuple[int, int, int]:
