@@ -100,12 +100,21 @@ class Family:
     score: Callable[[Sequence[Record]], dict[str, float]]  # labelled records → {metric: score}
     # Writes predictions in the benchmark's format: (split, records, directory) → paths.
     write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
+    scored: tuple[str, ...] = ("label", "prediction")  # values of a record for `score`
     class_weights: tuple[float, ...] | None = None  # weight of each label; None: all 1
 
     @property
     def content(self) -> dict[str, str]:
         """The fingerprint of each split."""
         return {name: split.fingerprint for name, split in self.splits.items()}
+
+    def labelled(self, records: Iterable[Record]) -> list[Record]:
+        """Returns the labelled records, with only the values that `score` reads."""
+        return [
+            {name: record[name] for name in self.scored if name in record}
+            for record in records
+            if record.get("label") is not None
+        ]
 
     @property
     def dev(self) -> list[str]:
@@ -163,7 +172,7 @@ class FamilySection(Section):
 
     @property
     def batch_loss(self) -> Any:
-        """The section of a loss that compares the rows of a batch. None: a loss of each row."""
+        """The section of a loss that compares the rows of a batch; None for a loss per row."""
         return None
 
     @property

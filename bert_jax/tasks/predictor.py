@@ -23,9 +23,6 @@ from bert_jax.train.state import ModelDefinition
 # `Predictor.stream` holds the logits and records of this many batches in memory.
 WINDOW_BATCHES: Final = 64
 
-# The values of a record that scores are computed from.
-_SCORED: Final = ("label", "prediction", "ranks", "nbest", "null_score_difference")
-
 
 class Predictor:
     """Predicts the rows of a split. Predictions do not depend on the batch size or the mesh."""
@@ -120,13 +117,6 @@ def _forward(model: ModelDefinition) -> Callable[[Any, Batch], jax.Array]:
         return logits(nnx.merge(model.graphdef, params), batch, dropout_key=None)
 
     return forward
-
-
-def scored_part(record: Record) -> Record | None:
-    """Returns the values of a record that `score_splits` reads. Returns None without a label."""
-    if record.get("label") is None:
-        return None
-    return {name: record[name] for name in _SCORED if name in record}
 
 
 def score_splits(family: Family, records: Mapping[str, Sequence[Record]]) -> dict[str, float]:

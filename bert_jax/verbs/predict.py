@@ -21,7 +21,7 @@ from bert_jax.tasks.data_of_run import section_of
 from bert_jax.tasks.family import Family, Record, RowsSection
 from bert_jax.tasks.labels import with_integers
 from bert_jax.tasks.prediction_file import SUFFIXES, open_prediction_file
-from bert_jax.tasks.predictor import score_splits, scored_part
+from bert_jax.tasks.predictor import score_splits
 from bert_jax.tasks.section import require_base
 from bert_jax.train.progress_display import format_scores
 from bert_jax.verbs.same_command import join_same_command
@@ -119,7 +119,7 @@ def predict(
         def predicted() -> Iterator[tuple[str, list[Record]]]:
             for name, split in family.splits.items():
                 for records in predictor.stream(loaded.params, split):
-                    if found := list(filter(None, map(scored_part, records))):
+                    if found := family.labelled(records):
                         labelled.setdefault(name, []).extend(found)
                     yield name, with_integers(records) if loaded.heads.integer_labels else records
 

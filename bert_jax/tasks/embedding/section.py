@@ -249,6 +249,7 @@ class EmbeddingSection(RowsSection):
             splits={role: splits[role] for role in request.roles},
             notes=tuple(notes),
             score=_score,
+            scored=("label", "prediction", "ranks"),
             write_official=no_benchmark("embedding"),
         )
 

@@ -122,6 +122,7 @@ class SquadSection(FilesSection):
             splits=splits,
             notes=tuple(notes),
             score=figures_2_0 if with_null else figures_1_1,
+            scored=("label", "prediction", "nbest", "null_score_difference"),
             write_official=functools.partial(_write_json, with_null),
         )
 
