@@ -86,7 +86,7 @@ def trained(folder: RunFolder, config: RunConfig, dtype: str, devices: int, seed
     train = config.train.model_copy(update={"phases": tuple(phases)})
     run_dir = folder.run_dir(name)
     run = config.model_copy(update={"train": train, "seed": seed, "run_dir": str(run_dir)})
-    # The accumulated shares are those of devices.
+    # A microbatch is the share of a device.
     train_step.accumulate = rounded if dtype == "bfloat16" else _accumulate
     train_step.make_train_step.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
     folder.pretrain(name, run)

@@ -53,8 +53,8 @@ def looked_up(
 ) -> tuple[Array, Array]:
     """Returns the embeddings [B, L, D], float32, and the shares for the decoder.
 
-    The rows are those of the table in `dtype`, which the decoder reads too. So the devices gather
-    the table once. The gradient is returned through the shares, not the table.
+    The lookup and the decoder read the same array, the table in `dtype`. So the devices gather it
+    once. The gradient is returned through the shares, not the table.
     """
     return placed(table_VD, dtype, _TABLE)[input_ids].astype(jnp.float32), shares_SVD
 

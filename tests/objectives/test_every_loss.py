@@ -49,7 +49,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(objective: str, encoder: str)
 
 @on_encoders([*TRAINED, ("sop", "albert"), *OF_VARIANTS], rarely=OF_VARIANTS)
 def test_meshes_and_microbatches_do_not_change_the_training(objective: str, encoder: str) -> None:
-    """Neither do they change masks of dropout and ELECTRA's draws."""
+    """Masks of dropout and ELECTRA's draws do not change either."""
     setting = Setting(objective=objective, encoder=encoder, dropout=0.1)
     slices_fsdp_tensor = (2, 1, 2, 2)
     found = run_steps(dataclasses.replace(setting, accumulation=2), slices_fsdp_tensor, STEPS)
