@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 import pydantic
 from etils import epath
 
+from bert_jax.corpus.section import ScoreSection
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.encoders.registry import AnyModelSection
 from bert_jax.errors import SettingError, UserError, counted, did_you_mean
@@ -60,6 +61,8 @@ class RunConfig(Section):
     """The steps of pretraining."""
     finetune: FinetuneSection | None = None
     """How `bert-jax finetune` trains a task."""
+    score: ScoreSection | None = None
+    """How `bert-jax score` runs a model over a corpus."""
     submit: SubmitSection | None = None
     """Where `bert-jax submit` runs the job, and what it may cost."""
 

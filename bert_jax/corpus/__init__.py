@@ -1,0 +1,1 @@
+"""Runs an encoder over a corpus: parts of files → labels, scores, tags or vectors."""
