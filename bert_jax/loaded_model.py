@@ -3,7 +3,6 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -21,21 +20,15 @@ from bert_jax.feature_extraction.extractor import (
     settings_for,
 )
 from bert_jax.feature_extraction.texts import InputText
-from bert_jax.files.atomic import restore_replaced
-from bert_jax.files.remote import require_place
-from bert_jax.inference.bucketed import InferenceModel, model_of_run
+from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.inference.fill_mask import Filled, MaskFiller
-from bert_jax.interop.importing import model_in_memory, read_checkpoint
-from bert_jax.interop.sources import fetch, is_checkpoint, is_hub_name
-from bert_jax.interop.tf_checkpoint import is_tf
+from bert_jax.interop.open_model import open_model
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection, Pool
 from bert_jax.narration import announcing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.places import MODELS
-from bert_jax.runs.run_directory import Run, open_run
-from bert_jax.runs.settings import CONFIG, RUN_OR_CHECKPOINT, missing_run
+from bert_jax.runs.run_directory import Run
 from bert_jax.task import Params
 from bert_jax.tasks.family import Record
 from bert_jax.tasks.rows import RowPredictor
@@ -230,29 +223,7 @@ def load(
         UserError: The source cannot be read, or the checkpoint does not exist.
     """
     with announcing(f"loading {os.fspath(source)}"):
-        return _load(source, checkpoint=checkpoint, mesh=mesh)
-
-
-def _load(source: epath.PathLike, *, checkpoint: str, mesh: MeshSection | None) -> LoadedModel:
-    require_place(source, hub=MODELS)
-    restore_replaced(source)
-    directory, devices = epath.Path(source), open_mesh(mesh)
-    on_hub = is_hub_name(source)
-    if not on_hub and (directory / CONFIG).exists():
-        run = open_run(directory)
-        return LoadedModel(model_of_run(run, checkpoint=checkpoint, mesh=devices), run)
-    if checkpoint != "auto":
-        raise UserError(
-            "checkpoint.without_run",
-            f"found {checkpoint}, but {source} is not a run directory. Omit the checkpoint.",
-            place="checkpoint",
-        )
-    path, name = Path(directory), str(source)
-    if not on_hub and not is_checkpoint(directory) and not is_tf(directory):
-        raise missing_run(directory, allowed=RUN_OR_CHECKPOINT)
-    if on_hub:
-        path, name, *_ = fetch(source)
-    return LoadedModel(model_in_memory(read_checkpoint(path), mesh=devices, name=name), None)
+        return LoadedModel(*open_model(source, checkpoint=checkpoint, mesh=open_mesh(mesh)))
 
 
 def _texts(

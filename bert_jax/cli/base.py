@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bert_jax.parallel.section import MeshSection
 
 # These verbs print progress to standard output, all others to standard error.
-_REPORTING_VERBS: Final = ("pretrain", "finetune", "demo", "examples", "vocab")
+_REPORTING_VERBS: Final = ("pretrain", "finetune", "score", "demo", "examples", "vocab")
 
 
 class PathType(click.ParamType):

@@ -1,4 +1,4 @@
-"""The verbs `finetune`, `predict` and `features`."""
+"""The verbs `finetune`, `predict`, `score` and `features`."""
 
 import sys
 from typing import Any
@@ -71,6 +71,21 @@ def predict(
     with base.starting_jax():
         from bert_jax.verbs.predict import predict as run
     run(run_dir, output, mesh=mesh, console=Console(), **options)
+
+
+@base.cli.command()
+@base.config_argument
+@base.overrides_argument
+@base.verb
+def score(config: str, overrides: tuple[str, ...]) -> None:
+    """Run a model over a corpus. Repeat the command to finish missing parts.
+
+    Exit codes: 0 done, 1 stopped, 2 wrong configuration or data.
+    """
+    loaded = base.read_config(config, overrides)
+    with base.starting_jax():
+        from bert_jax.verbs.score import score_with
+    score_with(loaded, console=base.progress_console())
 
 
 @base.cli.command()

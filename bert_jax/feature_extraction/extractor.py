@@ -110,6 +110,14 @@ class ExtractionSettings:
     max_length: int = 512  # pieces, special ones included
     batch_size: int = 32
 
+    def width(self, architecture: EncoderArchitecture) -> int:
+        """Returns the width of a vector."""
+        width = self.layers.width(architecture.hidden_size)
+        if self.trained is None:
+            return width
+        width = self.trained.projection or width
+        return min(width, self.trained.dimensions or width)
+
     @property
     def description(self) -> str:
         """The layers, or "trained pooling", for messages."""
@@ -215,14 +223,11 @@ class FeatureExtractor:
         If `few_texts` is set, calls with fewer texts than a batch use smaller batches.
         """
         loaded = model.loaded
-        self.width = settings.layers.width(model.architecture.hidden_size)
-        if (trained := settings.trained) is not None:
-            self.width = trained.projection or self.width
-            self.width = min(self.width, trained.dimensions or self.width)
+        self.width = settings.width(model.architecture)
         self.counts = ExtractionCounts()
         self._settings, self._tokenizer, self._params = settings, model.tokenizer, loaded.params
         self._inference = model.batches(
-            _forward(settings, loaded.model),
+            vector_forward(settings, loaded.model),
             batch_size=settings.batch_size,
             max_length=settings.max_length,
             few_rows=few_texts,
@@ -304,7 +309,7 @@ class FeatureExtractor:
 
 
 @made_once
-def _forward(
+def vector_forward(
     settings: ExtractionSettings, definition: ModelDefinition
 ) -> Callable[[Any, Batch], jax.Array]:
     """Returns the forward function: outputs [B, width] for sentences, otherwise [B, L, width]."""

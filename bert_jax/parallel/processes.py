@@ -14,6 +14,7 @@ import jax
 # (docs/adr/0012-processes.md). Only this file imports private names of JAX for processes.
 from jax._src import clusters, distributed
 
+from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UNCAUGHT, PeerLost, UserError, first_line
 from bert_jax.files.read import is_whole
 from bert_jax.parallel.channel import PEER_LOST, Channel, current_channel, end_now
@@ -83,6 +84,17 @@ def is_first_alone(section: DistributedSection, command: Mapping[str, Any]) -> b
     if meeting.count > 1:
         meet(meeting)
     return meeting.index == 0
+
+
+def place_in_job(section: DistributedSection) -> HostShare:
+    """Returns the index of this process and the number of processes. Waits for no other process.
+
+    Raises UserError if neither the section nor the environment has them.
+    """
+    # Such a job needs no address. A missing one must not fail the detection of the others.
+    own = section.model_copy(update={"coordinator_address": section.coordinator_address or "self"})
+    meeting = _meeting(own, None)
+    return HostShare(meeting.index, meeting.count)
 
 
 def is_first() -> bool:

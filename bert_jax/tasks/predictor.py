@@ -47,7 +47,7 @@ class Predictor:
         """
         self.mesh, self._pad_id = mesh, pad_id
         self._inference = BucketedInference(
-            _forward(model),
+            task_forward(model),
             mesh,
             batch_size=batch_size,
             max_length=max_length,
@@ -112,7 +112,9 @@ class Predictor:
 
 
 @made_once
-def _forward(model: ModelDefinition) -> Callable[[Any, Batch], jax.Array]:
+def task_forward(model: ModelDefinition) -> Callable[[Any, Batch], jax.Array]:
+    """Returns the forward function of a task head. See `logits` for its outputs."""
+
     def forward(params: Any, batch: Batch) -> jax.Array:
         return logits(nnx.merge(model.graphdef, params), batch, dropout_key=None)
 

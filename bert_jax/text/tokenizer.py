@@ -76,6 +76,11 @@ class Tokenizer(abc.ABC):
         """Returns the ids of each text."""
         return [self.encode(text) for text in texts]
 
+    def encode_starts(self, texts: Sequence[str], most: int) -> list[np.ndarray]:
+        """Returns at least the first `most` ids of each text, or all of them; int32 each."""
+        del most
+        return [np.array(ids, np.int32) for ids in self.encode_batch(texts)]
+
     def encode_parts(self, texts: Sequence[Sequence[str]]) -> list[list[list[int]]]:
         """Returns the ids of each part of each text. A space stands between the parts.
 

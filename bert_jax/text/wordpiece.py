@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,6 +23,10 @@ CONTINUATION = "##"
 MAX_WORD_CHARACTERS = 200
 """Maximum length of a word in google-research/bert. A longer word is [UNK]."""
 _CACHED_WORDS = 1 << 17  # maximum number of cached words, about 30 MB
+_LONGEST_TOKEN = 40  # characters of a cached text between blanks: a longer one seldom recurs
+_ID = np.dtype(np.int32)
+# Characters at which Python divides a text into words, but WordPiece does not.
+_OTHER_SPACES = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 
 
 class WordPieceTokenizer(Tokenizer):
@@ -65,11 +70,26 @@ class WordPieceTokenizer(Tokenizer):
         self._ids_of_word = _IdsOfWord(
             self._vocabulary, unknown=self.special.unk, longest=max_word_characters
         )
+        self._ids_of_token = _IdsOfToken(self.encode)
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text``: ``"unaffable"`` -> the ids of ``un ##aff ##able``."""
         words = self._splitter.split(text)
         return list(chain.from_iterable(map(self._ids_of_word.__getitem__, words)))
+
+    def encode_starts(self, texts: Sequence[str], most: int) -> list[np.ndarray]:
+        """Returns at least the first `most` ids of each text, or all of them; int32 each."""
+        return [self._encode_start(text, most) for text in texts]
+
+    def _encode_start(self, text: str, most: int) -> np.ndarray:
+        if _OTHER_SPACES.search(text):
+            return np.array(self.encode(text), np.int32)
+        found = bytearray()
+        while text and len(found) < _ID.itemsize * most:
+            tokens = text.split(None, most)
+            text = tokens.pop() if len(tokens) > most else ""
+            found += b"".join(map(self._ids_of_token.__getitem__, tokens))
+        return np.frombuffer(bytes(found), _ID)
 
     def words(self, text: str) -> list[str]:
         """Returns the words that the vocabulary divides into pieces."""
@@ -164,6 +184,22 @@ class _IdsOfWord(dict[str, tuple[int, ...]]):
         if len(self) >= _CACHED_WORDS:
             self.clear()
         self[word] = ids
+        return ids
+
+
+class _IdsOfToken(dict[str, bytes]):
+    """Caches the ids of each text between blanks, as int32. Blanks separate words."""
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        super().__init__()
+        self._encode = encode
+
+    def __missing__(self, token: str) -> bytes:
+        ids = np.array(self._encode(token), _ID).tobytes()
+        if len(token) <= _LONGEST_TOKEN:
+            if len(self) >= _CACHED_WORDS:
+                self.clear()
+            self[token] = ids
         return ids
 
 

@@ -1,0 +1,268 @@
+"""Prepares a job: opens the model, chooses the shapes of batches, and finds the open parts."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from bert_jax.corpus.keep import Condition
+from bert_jax.corpus.parts import InputPart, find_parts
+from bert_jax.corpus.program import IdleClock, Program
+from bert_jax.corpus.reading import PartReader, WindowLimits
+from bert_jax.corpus.results import Results, Tags, Vectors, results_of_head
+from bert_jax.corpus.score_part import PARTS, PartRecord, PartSettings, encode_window, record_path
+from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
+from bert_jax.corpus.windows import BatchShape
+from bert_jax.errors import UserError, commas
+from bert_jax.feature_extraction.extractor import settings_for, vector_forward
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object
+from bert_jax.files.remote import each
+from bert_jax.inference.lengths import bucket_of, choose_lengths
+from bert_jax.interop.open_model import OpenModel, open_model
+from bert_jax.model.shape_cost import inference_cost
+from bert_jax.parallel.sharding_rules import batch_parts
+from bert_jax.runs.settings import describe
+from bert_jax.section import refuse_ignored
+from bert_jax.tasks.data_of_run import section_of
+from bert_jax.tasks.predictor import task_forward
+from bert_jax.tasks.rows import RowTask
+from bert_jax.tasks.table import TableSection
+from bert_jax.version import __version__
+
+JOB: Final = f"{PARTS}/job.json"
+_SAMPLE: Final = WindowLimits(rows=1024, characters=1 << 22)
+_CPU_TOKENS: Final = 2048
+_ACCELERATOR_TOKENS: Final = 1 << 17
+_WINDOW_ROWS: Final = 4096
+_WINDOW_CHARACTERS: Final = 8 << 20
+_THRESHOLD: Final = 0.5  # of a multi-label head without settings
+_HEADS: Final = ("sequence_classification", "token_classification")
+# A file of Parquet, or a packed one, has about this number of characters of text per byte.
+_CHARACTERS_PER_BYTE: Final = 2.5
+# Lengths for accelerators. Between them, the kernels would compute as many positions.
+_ACCELERATOR_LENGTHS: Final = (32, 64, 128, *range(256, 8193, 128))
+_SETTINGS_OF_VECTORS: Final = ("prompt", "pool", "layers")
+_WITHOUT_EFFECT: Final = {"input", "output", "workers", "engine", "beam", "dollars_per_hour"}
+
+
+class ScoredModel(NamedTuple):
+    """A model on the devices of this process, and what it computes."""
+
+    opened: OpenModel
+    mesh: Mesh
+    results: Results
+    forward: Callable[[Any, Any], Any]
+    prefix: str
+    max_length: int
+    task: RowTask | None
+
+    def program(self, clock: IdleClock) -> Program:
+        """Returns a program of the model. All programs on the same devices share a clock."""
+        return Program(self.forward, self.opened.model.loaded.params, self.mesh, clock=clock)
+
+
+def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
+    """Loads the model of a section.
+
+    Raises UserError if the model cannot be read, lacks the head, or a setting does not fit it.
+    """
+    opened = open_model(section.model, checkpoint=section.checkpoint, mesh=mesh)
+    model, run = opened
+    heads, architecture = model.heads, model.architecture
+    if section.result == "head" or (section.result == "auto" and heads.task is not None):
+        refuse_ignored(section, *_SETTINGS_OF_VECTORS, allowed="result: vector")
+        if heads.task not in _HEADS:
+            raise UserError(
+                "score.head",
+                f"found {describe(heads)}, allowed: a head of {commas(_HEADS)}; or "
+                "score.result=vector",
+                place="score.model",
+            )
+        task = RowTask.of(model, run)
+        results = results_of_head(heads, threshold=_threshold(opened))
+        max_length = _max_length(section, task.max_length, task.max_length)
+        if isinstance(results, Tags):
+            _refuse(section, "pair", section.pair, "a head that tags words")
+            _refuse(section, "max_length", section.max_length, "a head that tags words")
+        forward = task_forward(model.loaded.model)
+        tags = task if isinstance(results, Tags) else None
+        return ScoredModel(opened, mesh, results, forward, "", max_length, tags)
+    settings = settings_for(
+        architecture,
+        heads,
+        layers=section.layers,
+        level="sentence",
+        pool=section.pool,
+        prompt=section.prompt,
+        max_length=section.max_length,
+        batch_size=1,
+    )
+    forward = vector_forward(settings, model.loaded.model)
+    vectors = Vectors(settings.width(architecture))
+    return ScoredModel(opened, mesh, vectors, forward, settings.prefix, settings.max_length, None)
+
+
+def _threshold(opened: OpenModel) -> float:
+    task = section_of(opened.run).task if opened.run and opened.run.is_fine_tuned else None
+    return task.threshold if isinstance(task, TableSection) else _THRESHOLD
+
+
+def _max_length(section: ScoreSection, default: int, positions: int) -> int:
+    found = section.max_length or default
+    if found > positions:
+        raise UserError(
+            "score.max_length",
+            f"found {found}, allowed: 4 to {positions}, as the model was trained",
+            place="score.max_length",
+        )
+    return found
+
+
+def _refuse(section: ScoreSection, name: str, found: object, what: str) -> None:
+    if found is not None:
+        raise UserError(
+            f"score.{name}_of_tags",
+            f"found {found}, but {what} has no such setting",
+            place=f"score.{name}",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """The parts of a corpus, and the settings that decide their results."""
+
+    settings: PartSettings
+    parts: Sequence[InputPart]  # all parts, of all hosts
+    fingerprint: Mapping[str, Any]
+
+    @property
+    def output(self) -> epath.Path:
+        """The output directory."""
+        return epath.Path(self.settings.section.output)
+
+    def finished(self) -> dict[str, PartRecord]:
+        """Returns the records of finished parts by stem. A changed input is not finished."""
+
+        def record(path: epath.Path) -> PartRecord | None:
+            return PartRecord(**read_json_object(path)) if path.exists() else None
+
+        directory = self.settings.section.output
+        paths = [record_path(directory, part) for part in self.parts]
+        found: dict[str, PartRecord] = {}
+        for part, made in zip(self.parts, each(record, paths), strict=True):
+            if made is not None and made.input == part.input:
+                target = self.output / made.output
+                if target.exists() and target.stat().length == made.bytes:
+                    found[part.stem] = made
+        return found
+
+
+def prepare(section: ScoreSection, model: ScoredModel) -> Job:
+    """Returns the job of a section, and records its settings in the output directory.
+
+    Raises UserError if the input is missing, its first rows do not fit, or the output directory has
+    the results of other settings.
+    """
+    parts = find_parts(section.input, part_bytes=section.part_bytes)
+    if section.keep is not None and EVERY_COLUMN not in section.columns:
+        columns = ["id", *section.columns, *model.results.schema.names]
+        Condition(section.keep, columns=columns)
+    on_cpu = model.mesh.devices.flat[0].platform == "cpu"
+    tokens = section.batch_tokens or (_CPU_TOKENS if on_cpu else _ACCELERATOR_TOKENS)
+    devices = batch_parts(model.mesh)
+    batch = tokens * devices
+    settings = PartSettings(
+        section=section.model_copy(update={"batch_tokens": tokens}),
+        tokenizer=model.opened.model.tokenizer,
+        results=model.results,
+        task=model.task,
+        prefix=model.prefix,
+        max_length=model.max_length,
+        shapes=(),
+        limits=WindowLimits(
+            rows=max(_WINDOW_ROWS, batch // 4),
+            characters=max(_WINDOW_CHARACTERS, 64 * batch),
+        ),
+    )
+    fingerprint = _fingerprint(settings, model)
+    path = epath.Path(section.output) / JOB
+    if path.exists():
+        before = read_json_object(path)
+        _require_same(before, fingerprint, output=section.output)
+        lengths = before["lengths"]
+    else:
+        lengths = _lengths(parts, settings, model)
+        content = json.dumps({**fingerprint, "lengths": lengths}, indent=1)
+        write_whole(path, content)
+    shapes = [BatchShape(_rows(tokens, length, on_cpu) * devices, length) for length in lengths]
+    settings = dataclasses.replace(settings, shapes=tuple(shapes))
+    return Job(settings=settings, parts=parts, fingerprint=fingerprint)
+
+
+def _rows(tokens: int, length: int, on_cpu: bool) -> int:
+    rows = max(tokens // length, 1)
+    return rows if on_cpu or rows < 8 else rows // 8 * 8
+
+
+def _fingerprint(settings: PartSettings, model: ScoredModel) -> dict[str, Any]:
+    """Returns the settings that decide the results."""
+    loaded, device = model.opened.model.loaded, model.mesh.devices.flat[0]
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(loaded.params):
+        digest.update(np.asarray(leaf).tobytes())
+    section = settings.section.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+    return {
+        "bert_jax": __version__,
+        "parameters": digest.hexdigest(),
+        "tokenizer": settings.tokenizer.hash,
+        "platform": device.platform,
+        "devices": batch_parts(model.mesh),
+        **{f"score.{name}": value for name, value in section.items()},
+    }
+
+
+def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, output: str) -> None:
+    for key, value in now.items():
+        if before.get(key) != value and key not in ("bert_jax", "score.model"):
+            raise UserError(
+                "score.other_settings",
+                f"found results with {key} {before.get(key)}, but now it is {value}. Choose "
+                "another output, or delete this one.",
+                place=output,
+            )
+
+
+def _lengths(parts: Sequence[InputPart], settings: PartSettings, model: ScoredModel) -> list[int]:
+    """Returns padded lengths that suit the first rows of the corpus, and the maximum length."""
+    sample = np.zeros(0, np.int64)
+    characters, rows = 1, 1
+    for part in parts[:3]:  # a first part may be empty
+        reader = PartReader(
+            part,
+            settings.section,
+            results=settings.results.schema.names,
+            lists=isinstance(settings.results, Tags),
+        )
+        window = next(reader.windows(_SAMPLE), None)
+        if window is not None and window.texts:
+            sample = encode_window(window, settings).lengths
+            characters, rows = sum(map(len, window.texts)), len(window.texts)
+            break
+    architecture, longest = model.opened.model.architecture, settings.max_length
+    cost = inference_cost(architecture, model.mesh, max_length=longest)
+    size = sum(part.file.size for part in parts) * _CHARACTERS_PER_BYTE
+    corpus_rows = max(size * rows / characters, rows)
+    chosen = choose_lengths(sample, max_length=longest, program=cost.program * rows / corpus_rows)
+    if model.mesh.devices.flat[0].platform != "cpu":
+        chosen = [bucket_of(length, _ACCELERATOR_LENGTHS) for length in chosen]
+        longest = bucket_of(longest, _ACCELERATOR_LENGTHS)
+        longest = min(longest, architecture.max_position_embeddings)
+        chosen = [min(length, longest) for length in chosen]
+    return sorted({*chosen, longest})

@@ -1,0 +1,173 @@
+"""Finds the input files of a corpus, cuts them into parts, and names their outputs."""
+
+import collections
+import glob
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple
+
+import fsspec.core
+from etils import epath
+
+from bert_jax.errors import UserError, commas
+from bert_jax.files.parquet import open_parquet
+from bert_jax.files.remote import is_remote
+from bert_jax.pipelines.sources.files import (
+    FilePart,
+    bare_suffix,
+    cut_file,
+    find_files,
+    is_packed,
+)
+
+FORMATS: Final = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "text",
+    ".csv": "table",
+    ".tsv": "table",
+}
+_PACKED_FORMATS: Final = ("jsonl", "text")
+
+
+class InputPart(NamedTuple):
+    """A range of an input file, and the name of its output."""
+
+    file: FilePart
+    size: int  # bytes of the whole file
+    stem: str  # name of the output below the output directory, without its suffix
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """The range as plain values."""
+        file = self.file
+        return {"path": file.path, "bytes": self.size, "start": file.start, "stop": file.stop}
+
+
+def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
+    """Returns the parts of all files that match patterns, in order of their outputs' names.
+
+    A pattern is a file, a glob or a directory, which stands for all its files of a known format at
+    any depth. Names are relative to the deepest directory that contains all patterns.
+
+    Raises UserError if a pattern matches no file, a format is unknown, or two files would have the
+    same output.
+    """
+    found = sorted({path for pattern in patterns for path in _files_of(pattern)})
+    root = _root(patterns)
+    parts = [
+        part
+        for path in found
+        for part in _cut(path, name=_below(path, root), part_bytes=part_bytes)
+    ]
+    twice = [stem for stem, n in collections.Counter(part.stem for part in parts).items() if n > 1]
+    if twice:
+        same = [part.file.path for part in parts if part.stem == twice[0]]
+        raise UserError(
+            "score.same_output",
+            f"found {commas(same)}, which would have the same output {twice[0]}. Score one of "
+            "them with another score.output.",
+            place="score.input",
+        )
+    return sorted(parts, key=lambda part: part.stem)
+
+
+def _files_of(pattern: str) -> list[str]:
+    directory = epath.Path(pattern).expanduser()
+    if not directory.is_dir():
+        return find_files([pattern], key="score.input")
+    found = [path for path in _walk(str(directory)) if format_of(path) is not None]
+    if not found:
+        raise UserError(
+            "score.empty_directory",
+            f"found no file in {directory} that ends in {commas(FORMATS)}",
+            place="score.input",
+        )
+    return found
+
+
+def _walk(directory: str) -> Iterator[str]:
+    """Yields the files below a directory, without hidden ones."""
+    if is_remote(directory):
+        system, root = fsspec.core.url_to_fs(directory)
+        scheme = directory.partition("://")[0]
+        paths = [f"{scheme}://{name}" for name in system.find(root)]
+    else:
+        paths = [str(path) for path in Path(directory).rglob("*") if path.is_file()]
+    for path in paths:
+        below = path.removeprefix(directory).strip("/").split("/")
+        if not any(part.startswith((".", "_")) for part in below):
+            yield path
+
+
+def format_of(path: str) -> str | None:
+    """Returns the format of a file by its suffix, or None if it is unknown."""
+    found = FORMATS.get(bare_suffix(path))
+    return None if is_packed(path) and found not in _PACKED_FORMATS else found
+
+
+def _cut(path: str, *, name: str, part_bytes: int) -> list[InputPart]:
+    kind = format_of(path)
+    if kind is None:
+        packed = "; .jsonl and .txt also packed" if is_packed(path) else ""
+        raise UserError(
+            "score.format",
+            f"found {path}, allowed: files that end in {commas(FORMATS)}{packed}",
+            place="score.input",
+        )
+    size = epath.Path(path).stat().length
+    files = [FilePart(path, name, 0, size)]
+    if size > part_bytes and kind == "parquet":
+        files = _cut_parquet(path, name, part_bytes)
+    elif size > part_bytes and kind != "table":  # a quoted field of a table may contain line ends
+        files = cut_file(path, name, part_bytes=part_bytes, is_gap=lambda line: True)
+    stem = name.removesuffix(PurePosixPath(name).suffix) if is_packed(name) else name
+    stem = stem.removesuffix(PurePosixPath(stem).suffix)
+    several = [f"-{at:05}-of-{len(files):05}" for at in range(len(files))]
+    ends = several if len(files) > 1 else [""]
+    return [
+        InputPart(file._replace(format=kind), size, f"{stem}{end}")
+        for file, end in zip(files, ends, strict=True)
+    ]
+
+
+def _cut_parquet(path: str, name: str, part_bytes: int) -> list[FilePart]:
+    """Returns parts of whole row groups. A damaged file is one part: its reader raises."""
+    try:
+        with open_parquet(path) as file:
+            sizes = [
+                file.metadata.row_group(group).total_byte_size
+                for group in range(file.metadata.num_row_groups)
+            ]
+    except UserError:
+        return [FilePart(path, name, 0, 0)]
+    parts, start, held = [], 0, 0
+    for group, size in enumerate(sizes, start=1):
+        held += size
+        if held >= part_bytes or group == len(sizes):
+            parts.append(FilePart(path, name, start, group, bytes=held))
+            start, held = group, 0
+    return parts
+
+
+def _root(patterns: Sequence[str]) -> str:
+    """Returns the deepest directory that contains all patterns, with a final slash or empty."""
+    directories = []
+    for pattern in patterns:
+        path = str(epath.Path(pattern).expanduser())
+        if glob.has_magic(path) and not epath.Path(path).exists():
+            parts = path.split("/")
+            first = next(at for at, part in enumerate(parts) if glob.has_magic(part))
+            directories.append(parts[:first])
+        elif epath.Path(path).is_dir():
+            directories.append(path.rstrip("/").split("/"))
+        else:
+            directories.append(path.split("/")[:-1])
+    alike = itertools.takewhile(lambda names: len({*names}) == 1, zip(*directories, strict=False))
+    return "/".join([*(names[0] for names in alike), ""])
+
+
+def _below(path: str, root: str) -> str:
+    return path.removeprefix(root).lstrip("/")

@@ -1,0 +1,349 @@
+"""Reads the rows of an input part, in windows of limited size."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from bert_jax.corpus.parts import InputPart
+from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
+from bert_jax.data.row_errors import RowError, RowErrors
+from bert_jax.data.tables import read_table
+from bert_jax.errors import UserError, commas, did_you_mean, first_line
+from bert_jax.files.download import local_copy
+from bert_jax.files.parquet import open_parquet
+from bert_jax.files.read import MAX_LINE, parse_json_object
+from bert_jax.pipelines.sources.documents import document_id
+from bert_jax.pipelines.sources.files import is_packed, line_number, open_text
+
+_ID: Final = "id"
+_TEXT: Final = "text"
+_ROWS_AT_ONCE: Final = 1024  # rows of a Parquet file that are decoded together
+_DAMAGED: Final = ("parquet.unreadable", "text.damaged", "file.unreadable", "text.not_utf8")
+
+
+class WindowLimits(NamedTuple):
+    """Limits of the rows that are encoded and sorted together."""
+
+    rows: int
+    characters: int
+
+
+class RowWindow(NamedTuple):
+    """Consecutive rows of a part, without those that cannot be read."""
+
+    columns: dict[str, pa.Array]  # ids and copied columns
+    texts: list[Any]
+    pairs: list[Any] | None
+
+
+class Asked(NamedTuple):
+    """The columns to read."""
+
+    text: str
+    pair: str | None
+    id: str | None  # None: file and position
+    copied: tuple[str, ...]
+
+    @property
+    def needed(self) -> dict[str, str]:
+        """All columns, by setting."""
+        named = {"score.text": self.text, "score.pair": self.pair, "score.id": self.id}
+        found = {key: name for key, name in named.items() if name is not None}
+        return found | {f"score.columns: {name}": name for name in self.copied}
+
+
+class PartReader:
+    """Reads a part once, from its start to its end.
+
+    Attributes:
+        errors: the rows that could not be read.
+        damage: why reading ended before the end of the file, or None.
+    """
+
+    def __init__(
+        self, part: InputPart, section: ScoreSection, *, results: Sequence[str], lists: bool
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            part: range of a file.
+            section: names of columns, and what to do with rows that cannot be read.
+            results: names of the columns of the result, which no copied column may have.
+            lists: whether a text may also be a list of words.
+        """
+        self._part, self._section, self._results, self._lists = part, section, results, lists
+        self.errors = RowErrors(section.on_error, setting="score.on_error=skip")
+        self.damage: str | None = None
+        self._types: dict[str, pa.DataType] = {}  # JSON lines: types of the first window
+
+    def windows(self, limits: WindowLimits) -> Iterator[RowWindow]:
+        """Yields the rows. If the file is damaged and errors are skipped, ends at the damage.
+
+        Raises UserError if the file is damaged, a column is missing, or a row cannot be read.
+        """
+        read = {"parquet": self._parquet, "jsonl": self._jsonl, "text": self._lines}
+        windows = read.get(self._part.file.format, self._table)(limits)
+        while True:
+            try:
+                window = next(windows, None)
+            except UserError as error:
+                if self._section.on_error == "stop" or error.key not in _DAMAGED:
+                    raise
+                self.damage = str(error)
+                return
+            if window is None:
+                return
+            yield window
+
+    def _asked(self, names: Sequence[str]) -> Asked:
+        """Returns the columns to read of a file with these columns."""
+        section = self._section
+        named = section.id or (_ID if _ID in names else None)
+        copied = names if EVERY_COLUMN in section.columns else section.columns
+        copied = tuple(name for name in dict.fromkeys(copied) if name != named)
+        asked = Asked(section.text, section.pair, named, copied)
+        for key, name in asked.needed.items():
+            if name not in names:
+                setting, _, _ = key.partition(": ")
+                raise UserError(
+                    "score.no_column",
+                    f'found "{name}", allowed: {commas(names)} ({self._part.file.path})'
+                    f"{did_you_mean(name, names)}",
+                    place=setting,
+                )
+        for name in copied:
+            if name in (*self._results, _ID):
+                raise UserError(
+                    "score.column_taken",
+                    f'found "{name}", which is also a column of the result. Leave it out, or '
+                    "rename it in the input.",
+                    place="score.columns",
+                )
+        return asked
+
+    def _parquet(self, limits: WindowLimits) -> Iterator[RowWindow]:
+        file = self._part.file
+        with open_parquet(file.path) as opened:
+            asked = self._asked(opened.schema_arrow.names)
+            before = sum(opened.metadata.row_group(at).num_rows for at in range(file.start))
+            groups = range(file.start, file.stop) if file.bytes is not None else None
+            batches = opened.iter_batches(
+                _ROWS_AT_ONCE,
+                row_groups=groups,
+                columns=list(dict.fromkeys(asked.needed.values())),
+            )
+            held: list[pa.RecordBatch] = []
+            start, rows, characters = before, 0, 0
+            for batch in batches:
+                held.append(batch)
+                rows += batch.num_rows
+                characters += batch.column(asked.text).nbytes
+                if rows >= limits.rows or characters >= limits.characters:
+                    yield self._of_batches(held, asked, start=start)
+                    start, held, rows, characters = start + rows, [], 0, 0
+            if held:
+                yield self._of_batches(held, asked, start=start)
+
+    def _of_batches(
+        self, batches: Sequence[pa.RecordBatch], asked: Asked, *, start: int
+    ) -> RowWindow:
+        table = pa.Table.from_batches(batches).combine_chunks()
+        texts = self._texts_of(table, asked.text)
+        pairs = None if asked.pair is None else self._texts_of(table, asked.pair)
+        places = range(start, start + table.num_rows)
+        kept = self._readable(places, texts, pairs, lambda place: f"row {place + 1}")
+        columns: dict[str, pa.Array] = {}
+        if asked.id is None:
+            name = self._part.file.name
+            columns[_ID] = pa.array([document_id(name, place) for place in places])
+        else:
+            columns[_ID] = _whole(table.column(asked.id))
+        columns |= {name: _whole(table.column(name)) for name in asked.copied}
+        if kept is not None:
+            columns = {name: column.take(pa.array(kept)) for name, column in columns.items()}
+            texts = [texts[at] for at in kept]
+            pairs = None if pairs is None else [pairs[at] for at in kept]
+        return RowWindow(columns, texts, pairs)
+
+    def _texts_of(self, table: pa.Table, name: str) -> list[Any]:
+        try:
+            return table.column(name).to_pylist()
+        except UnicodeDecodeError:  # find the rows
+            return [_decoded(value) for value in table.column(name)]
+
+    def _readable(
+        self,
+        places: Sequence[int],
+        texts: Sequence[Any],
+        pairs: Sequence[Any] | None,
+        place_of: Callable[[int], str],
+    ) -> list[int] | None:
+        """Returns the indices of rows whose texts can be read, or None if all can."""
+        bad: set[int] = set()
+        for column, values in ((self._section.text, texts), (self._section.pair, pairs or ())):
+            for at, value in enumerate(values):
+                if isinstance(value, str) or (self._lists and _is_words(value)) or at in bad:
+                    continue
+                kind = "null" if value is None else type(value).__name__
+                kind = "text that is not UTF-8" if value is _NOT_UTF8 else kind
+                self.errors.refuse(
+                    RowError(
+                        "score.not_text",
+                        f'column "{column}": found {kind}, allowed: text',
+                        place=f"{self._part.file.path}: {place_of(places[at])}",
+                    )
+                )
+                bad.add(at)
+        return [at for at in range(len(texts)) if at not in bad] if bad else None
+
+    def _jsonl(self, limits: WindowLimits) -> Iterator[RowWindow]:
+        path = self._part.file.path
+
+        def place_of(offset: int) -> str:
+            return f"line {line_number(path, offset)}"
+
+        def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
+            for offset, raw in self._raw_lines():
+                if not raw.strip():
+                    continue
+                try:
+                    yield offset, parse_json_object(raw.decode(), allowed="an object")
+                except UnicodeDecodeError as error:
+                    self._refuse(offset, f"found no UTF-8 ({error.reason})")
+                except UserError as error:
+                    self._refuse(offset, error.message)
+
+        yield from self._of_rows(rows(), limits, place_of=place_of)
+
+    def _refuse(self, offset: int, message: str) -> None:
+        path = self._part.file.path
+        place = f"{path}: line {line_number(path, offset)}"
+        self.errors.refuse(RowError("score.row", message, place=place))
+
+    def _lines(self, limits: WindowLimits) -> Iterator[RowWindow]:
+        """Yields the lines of a text file. Its only column is `text`."""
+
+        def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
+            for offset, raw in self._raw_lines():
+                try:
+                    yield offset, {self._section.text: raw.decode().rstrip("\r\n")}
+                except UnicodeDecodeError as error:
+                    self._refuse(offset, f"found no UTF-8 ({error.reason})")
+
+        path = self._part.file.path
+        yield from self._of_rows(
+            rows(), limits, place_of=lambda offset: f"line {line_number(path, offset)}"
+        )
+
+    def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yields the lines that start in the part, with their offsets in the unpacked file."""
+        file = self._part.file
+        stop = None if is_packed(file.path) else file.stop
+        with open_text(file.path) as opened:
+            if file.start:
+                opened.seek(file.start)
+            offset = file.start
+            while (stop is None or offset < stop) and (raw := opened.readline(MAX_LINE + 1)):
+                if len(raw) > MAX_LINE:
+                    raise UserError(
+                        "score.line_too_long",
+                        f"longer than the limit of {MAX_LINE:,} bytes",
+                        place=f"{file.path}: line {line_number(file.path, offset)}",
+                    )
+                yield offset, raw.removeprefix(b"\xef\xbb\xbf") if offset == 0 else raw
+                offset += len(raw)
+
+    def _table(self, limits: WindowLimits) -> Iterator[RowWindow]:
+        path = local_copy(self._part.file.path)
+        rows = ((row.line, row.values) for row in read_table(Path(path), errors=self.errors))
+        yield from self._of_rows(rows, limits, place_of=lambda line: f"line {line}")
+
+    def _of_rows(
+        self,
+        rows: Iterator[tuple[int, Mapping[str, Any]]],
+        limits: WindowLimits,
+        *,
+        place_of: Callable[[int], str],
+    ) -> Iterator[RowWindow]:
+        """Yields windows of rows, each a place in the file and the values by column."""
+        asked: Asked | None = None
+        held: list[tuple[int, Mapping[str, Any]]] = []
+        characters = 0
+        for place, values in rows:
+            asked = asked or self._asked([*values])
+            if any(name not in values for name in asked.needed.values()):
+                missing = next(name for name in asked.needed.values() if name not in values)
+                self.errors.refuse(
+                    RowError(
+                        "score.row_without_column",
+                        f'found no column "{missing}"',
+                        place=f"{self._part.file.path}: {place_of(place)}",
+                    )
+                )
+                continue
+            held.append((place, values))
+            text = values[asked.text]
+            characters += len(text) if isinstance(text, str) else 0
+            if len(held) >= limits.rows or characters >= limits.characters:
+                yield self._of_held(held, asked, place_of)
+                held, characters = [], 0
+        if held and asked is not None:
+            yield self._of_held(held, asked, place_of)
+
+    def _of_held(
+        self,
+        held: Sequence[tuple[int, Mapping[str, Any]]],
+        asked: Asked,
+        place_of: Callable[[int], str],
+    ) -> RowWindow:
+        texts = [values[asked.text] for _, values in held]
+        pairs = None if asked.pair is None else [values[asked.pair] for _, values in held]
+        kept = self._readable([place for place, _ in held], texts, pairs, place_of)
+        if kept is not None:
+            held = [held[at] for at in kept]
+            texts = [texts[at] for at in kept]
+            pairs = None if pairs is None else [pairs[at] for at in kept]
+        if asked.id is None:
+            name = self._part.file.name
+            ids = pa.array([document_id(name, place) for place, _ in held], pa.string())
+        else:
+            ids = self._array(_ID, [values[asked.id] for _, values in held])
+        columns = {_ID: ids}
+        for name in asked.copied:
+            columns[name] = self._array(name, [values[name] for _, values in held])
+        return RowWindow(columns, texts, pairs)
+
+    def _array(self, name: str, values: Sequence[Any]) -> pa.Array:
+        """Returns a column of values without a schema. Its type is that of the first window."""
+        try:
+            array = pa.array(values, self._types.get(name))
+        except (pa.ArrowException, OverflowError) as error:
+            raise UserError(
+                "score.mixed_column",
+                f'column "{name}": found values of several types ({first_line(error)}). Leave '
+                "the column out of score.columns.",
+                place=self._part.file.path,
+            ) from None
+        self._types.setdefault(name, array.type)
+        return array
+
+
+_NOT_UTF8: Final = object()
+
+
+def _decoded(value: Any) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return _NOT_UTF8
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    return found.chunk(0) if isinstance(found, pa.ChunkedArray) else found

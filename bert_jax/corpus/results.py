@@ -1,0 +1,121 @@
+"""Columns of results: labels, scores, vectors or tags, from the outputs of a model."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from bert_jax.model.section import HeadsSection, ProblemName
+
+LABEL: Final = "label"
+PROBABILITIES: Final = "probabilities"
+SCORE: Final = "score"
+VECTOR: Final = "vector"
+TOKENS: Final = "tokens"
+TAGS: Final = "tags"
+
+
+class Results(abc.ABC):
+    """The columns of one kind of results.
+
+    Attributes:
+        schema: names and types of the columns.
+    """
+
+    schema: pa.Schema
+
+    @abc.abstractmethod
+    def columns(self, outputs: np.ndarray) -> list[pa.Array]:
+        """Returns the columns of rows from the model's outputs, float32 [rows, width]."""
+
+
+class Vectors(Results):
+    """A vector per text."""
+
+    def __init__(self, width: int) -> None:
+        self.schema = pa.schema([(VECTOR, pa.list_(pa.float32(), width))])
+
+    def columns(self, outputs: np.ndarray) -> list[pa.Array]:
+        """Returns the vectors."""
+        flat = pa.array(np.ascontiguousarray(outputs).ravel(), pa.float32())
+        return [pa.FixedSizeListArray.from_arrays(flat, type=self.schema.field(0).type)]
+
+
+class Scores(Results):
+    """The number that a regression predicts."""
+
+    def __init__(self) -> None:
+        self.schema = pa.schema([(SCORE, pa.float32())])
+
+    def columns(self, outputs: np.ndarray) -> list[pa.Array]:
+        """Returns the scores."""
+        return [pa.array(outputs[:, 0])]
+
+
+class Labels(Results):
+    """The most probable label, or all labels above a threshold, and all probabilities."""
+
+    def __init__(
+        self, names: Sequence[str], *, integers: bool, threshold: float | None = None
+    ) -> None:
+        """Labels are integers if `integers`. With a `threshold`, a text may have several labels."""
+        self._threshold = threshold
+        self._values = pa.array([int(name) for name in names] if integers else list(names))
+        label: Any = self._values.type if threshold is None else pa.list_(self._values.type)
+        probabilities = pa.struct([(name, pa.float32()) for name in names])
+        self.schema = pa.schema([(LABEL, label), (PROBABILITIES, probabilities)])
+
+    def columns(self, outputs: np.ndarray) -> list[pa.Array]:
+        """Returns labels and probabilities."""
+        from scipy import special  # here, because it takes 0.1 s
+
+        logits = outputs.astype(np.float64)
+        if self._threshold is None:
+            found = special.softmax(logits, axis=-1)
+            labels = self._values.take(pa.array(found.argmax(axis=-1)))
+        else:
+            found = special.expit(logits)
+            rows, chosen = np.nonzero(found >= self._threshold)
+            ends = np.searchsorted(rows, np.arange(len(found) + 1)).astype(np.int32)
+            flat = self._values.take(pa.array(chosen))
+            labels = pa.ListArray.from_arrays(pa.array(ends), flat)
+        kind = self.schema.field(PROBABILITIES).type
+        columns = [pa.array(found[:, at].astype(np.float32)) for at in range(found.shape[1])]
+        return [labels, pa.StructArray.from_arrays(columns, fields=[*kind])]
+
+
+class Tags(Results):
+    """The words of a text and a tag for each. The rows are records of the task."""
+
+    def __init__(self) -> None:
+        words = pa.list_(pa.string())
+        self.schema = pa.schema([(TOKENS, words), (TAGS, words)])
+
+    def columns(self, outputs: np.ndarray) -> list[pa.Array]:
+        """Is not used: tags come from records, see `of_records`."""
+        raise NotImplementedError
+
+    def of_records(self, records: Sequence[dict[str, Any]]) -> list[pa.Array]:
+        """Returns the columns of the records of `bert-jax predict`."""
+        kinds = self.schema.types
+        tokens = [record["tokens"] for record in records]
+        tags = [list(map(str, record["prediction"])) for record in records]
+        return [pa.array(tokens, kinds[0]), pa.array(tags, kinds[1])]
+
+
+def results_of_head(heads: HeadsSection, *, threshold: float) -> Results:
+    """Returns the results of a head of sequence or token classification.
+
+    `threshold` is the least probability of a label if a text may have several.
+    """
+    if heads.task == "token_classification":
+        return Tags()
+    # Hugging Face's rule for a checkpoint without `problem_type`.
+    guessed: ProblemName = "regression" if len(heads.labels) == 1 else "single_label"
+    problem = heads.problem or guessed
+    if problem == "regression":
+        return Scores()
+    several = threshold if problem == "multi_label" else None
+    return Labels(heads.labels, integers=heads.integer_labels, threshold=several)

@@ -1,0 +1,159 @@
+"""Encodes a window of rows, and plans its batches."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bert_jax.corpus.program import INPUT_IDS, LENGTHS, SECONDS
+from bert_jax.corpus.results import Results, Tags
+from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.rows.collate import assemble
+from bert_jax.inference.lengths import bucket_of
+from bert_jax.task import Row
+from bert_jax.tasks.batches import collate_inputs
+from bert_jax.tasks.rows import RowTask
+from bert_jax.text.tokenizer import Tokenizer
+
+
+class BatchShape(NamedTuple):
+    """Rows and padded length of a batch."""
+
+    rows: int
+    length: int
+
+
+class PlannedBatch(NamedTuple):
+    """The rows of a batch. Rows that are missing to the shape are padding."""
+
+    rows: np.ndarray  # indices in the window, int64
+    shape: BatchShape
+
+
+def plan_batches(lengths: np.ndarray, shapes: Sequence[BatchShape]) -> list[PlannedBatch]:
+    """Divides rows into batches, longest first.
+
+    The batches depend on nothing but the arguments, so that the same rows have the same results on
+    every engine. Only the last batch can have padding rows.
+
+    Args:
+        lengths: number of tokens of each row, int [rows].
+        shapes: shapes in ascending order of lengths. The last one holds the longest row.
+    """
+    buckets = [shape.length for shape in shapes]
+    order = np.argsort(-lengths, kind="stable")
+    batches, start = [], 0
+    while start < len(order):
+        shape = shapes[buckets.index(bucket_of(int(lengths[order[start]]), buckets))]
+        rows = order[start : start + shape.rows]
+        batches.append(PlannedBatch(rows, shape))
+        start += len(rows)
+    return batches
+
+
+class EncodedWindow(abc.ABC):
+    """The tokens of a window's rows.
+
+    Attributes:
+        lengths: number of tokens of each row, special tokens included, int [rows].
+        cut: number of texts that were cut.
+    """
+
+    lengths: np.ndarray
+    cut: int = 0
+
+    @abc.abstractmethod
+    def collate(self, batch: PlannedBatch) -> Row:
+        """Returns the arrays of a batch."""
+
+    @abc.abstractmethod
+    def columns(self, outputs: list[np.ndarray]) -> list[pa.Array]:
+        """Returns the columns of the results from the outputs of each row, in order."""
+
+
+class TextWindow(EncodedWindow):
+    """Texts, or pairs of texts, as ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        *,
+        tokenizer: Tokenizer,
+        max_length: int,
+        results: Results,
+    ) -> None:
+        """Encodes the texts. If a pair is too long, its longer text loses its last tokens."""
+        self._results, self._special = results, tokenizer.special
+        self._dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+        self._seconds: np.ndarray | None = None
+        if pairs is None:
+            room = max_length - 2
+            found = tokenizer.encode_starts(texts, room + 1)  # one more shows that a text is cut
+            self.cut = sum(len(ids) > room for ids in found)
+            self._ids = [ids[:room] for ids in found]
+            self.lengths = np.array([len(ids) + 2 for ids in self._ids], np.int64)
+            return
+        encoded = [
+            assemble(first, second, tokenizer, max_length=max_length)
+            for first, second in zip(
+                tokenizer.encode_batch(texts), tokenizer.encode_batch(pairs), strict=True
+            )
+        ]
+        self.cut = sum(row.cut for row in encoded)
+        self._ids = [np.array(row.ids[1:-1], np.int32) for row in encoded]
+        self._seconds = np.array([row.second for row in encoded], np.int32)
+        self.lengths = np.array([len(row.ids) for row in encoded], np.int64)
+
+    def collate(self, batch: PlannedBatch) -> Row:
+        """Returns the arrays of `device_batch`."""
+        (size, length), rows = batch.shape, batch.rows
+        ids = np.full((size, length), self._special.pad, self._dtype)
+        lengths = np.zeros(size, np.int32)
+        lengths[: len(rows)] = self.lengths[rows]
+        for row, at in zip(ids, rows.tolist(), strict=False):
+            found = self._ids[at]
+            row[1 : len(found) + 1] = found
+        ids[: len(rows), 0] = self._special.cls
+        ids[np.arange(len(rows)), lengths[: len(rows)] - 1] = self._special.sep
+        arrays = {INPUT_IDS: ids, LENGTHS: lengths}
+        if self._seconds is not None:
+            seconds = np.zeros(size, np.int32)
+            seconds[: len(rows)] = self._seconds[rows]
+            arrays[SECONDS] = seconds
+        return arrays
+
+    def columns(self, outputs: list[np.ndarray]) -> list[pa.Array]:
+        """Returns the columns of the results."""
+        width = outputs[0].shape[-1] if outputs else 0
+        return self._results.columns(np.array(outputs, np.float32).reshape(len(outputs), width))
+
+
+class TagWindow(EncodedWindow):
+    """Texts, or lists of words, for a head that tags words. A long text has several rows."""
+
+    def __init__(self, texts: Sequence[Any], *, task: RowTask, results: Tags) -> None:
+        """Encodes the texts."""
+        rows = [{"tokens": words} for words in texts]
+        self._split = task.split(MemoryTable.of(rows), {})
+        self._pad, self._results = task.tokenizer.special.pad, results
+        self.lengths = np.asarray(self._split.lengths, np.int64)
+
+    def collate(self, batch: PlannedBatch) -> Row:
+        """Returns the arrays of `collate_inputs`."""
+        return collate_inputs(
+            self._split,
+            batch.rows,
+            batch_size=batch.shape.rows,
+            length=batch.shape.length,
+            pad_id=self._pad,
+        )
+
+    def columns(self, outputs: list[np.ndarray]) -> list[pa.Array]:
+        """Returns words and tags."""
+        reduced = [
+            self._split.reduce(at, found[: self.lengths[at]]) for at, found in enumerate(outputs)
+        ]
+        return self._results.of_records(self._split.records(reduced))

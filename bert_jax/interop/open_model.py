@@ -1,0 +1,47 @@
+"""Loads a model for inference from a run directory, a checkpoint directory or a hub."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from etils import epath
+from jax.sharding import Mesh
+
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import restore_replaced
+from bert_jax.files.remote import require_place
+from bert_jax.inference.bucketed import InferenceModel, model_of_run
+from bert_jax.interop.importing import model_in_memory, read_checkpoint
+from bert_jax.interop.sources import fetch, is_checkpoint, is_hub_name
+from bert_jax.interop.tf_checkpoint import is_tf
+from bert_jax.places import MODELS
+from bert_jax.runs.run_directory import Run, open_run
+from bert_jax.runs.settings import CONFIG, RUN_OR_CHECKPOINT, missing_run
+
+
+class OpenModel(NamedTuple):
+    """A model on the devices, and the run that it comes from, if there is one."""
+
+    model: InferenceModel
+    run: Run | None
+
+
+def open_model(source: epath.PathLike, *, checkpoint: str, mesh: Mesh) -> OpenModel:
+    """Loads a model. The arguments and errors are as for `bert_jax.load`."""
+    require_place(source, hub=MODELS)
+    restore_replaced(source)
+    directory, on_hub = epath.Path(source), is_hub_name(source)
+    if not on_hub and (directory / CONFIG).exists():
+        run = open_run(directory)
+        return OpenModel(model_of_run(run, checkpoint=checkpoint, mesh=mesh), run)
+    if checkpoint != "auto":
+        raise UserError(
+            "checkpoint.without_run",
+            f"found {checkpoint}, but {source} is not a run directory. Omit the checkpoint.",
+            place="checkpoint",
+        )
+    path, name = Path(directory), str(source)
+    if not on_hub and not is_checkpoint(directory) and not is_tf(directory):
+        raise missing_run(directory, allowed=RUN_OR_CHECKPOINT)
+    if on_hub:
+        path, name, *_ = fetch(source)
+    return OpenModel(model_in_memory(read_checkpoint(path), mesh=mesh, name=name), None)

@@ -1,0 +1,100 @@
+"""`bert-jax score`: a model and a corpus → labels, scores, tags or vectors."""
+
+from typing import Any
+
+from rich.console import Console
+
+from bert_jax.config import AnyConfig, RunConfig, as_config
+from bert_jax.corpus.job import open_scored_model, prepare
+from bert_jax.corpus.report import write_report
+from bert_jax.corpus.run import JobResult, run_job
+from bert_jax.corpus.section import ScoreSection
+from bert_jax.errors import counted
+from bert_jax.narration import speaking
+from bert_jax.parallel.memory import advising
+from bert_jax.parallel.own_host import open_own_mesh
+from bert_jax.planning.prices import load_prices
+from bert_jax.runs.lock import hold_output
+from bert_jax.section import need
+
+
+def score(config: AnyConfig, *, console: Console | None = None, **overrides: Any) -> JobResult:
+    """Runs a model over a corpus. The same command finishes the parts that are missing.
+
+    Every host of a job scores its own parts and needs no other host. The results depend neither on
+    the number of workers and hosts nor on the engine.
+
+    Args:
+        config: a configuration, a dict of its settings or its file, with `score`.
+        console: console for the progress. Default: standard output.
+        overrides: settings that replace the configuration's, see `bert_jax.pretrain`.
+
+    Raises:
+        UserError: a setting does not fit the model or the input, or a row cannot be read.
+        RunStopped: the system killed a worker, or a bucket does not answer.
+    """
+    with speaking(console or Console()):
+        return score_with(as_config(config, overrides), console=console or Console())
+
+
+@advising("Use a smaller score.batch_tokens or score.max_length.")
+def score_with(config: RunConfig, *, console: Console) -> JobResult:
+    """Runs a model over a corpus as configured. Raises the errors of `score`."""
+    section = need(config.score, "score", "score")
+    mesh, host = open_own_mesh(config.mesh)
+    lock = f"{section.output}.host-{host.index}" if host.count > 1 else section.output
+    with hold_output(lock):
+        model = open_scored_model(section, mesh)
+        job = prepare(section, model)
+        price = dollars_per_hour(section, model.mesh.devices.flat)
+        result = run_job(job, model, host=host, dollars_per_hour=price)
+        if not result.missing:
+            write_report(job, result)
+    for line in _lines(section, result, price):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return result
+
+
+def dollars_per_hour(section: ScoreSection, devices: Any) -> float | None:
+    """Returns the price of this host: as set, or the list price of its TPU chips."""
+    from bert_jax.parallel.accelerators import accelerator_of
+
+    if section.dollars_per_hour is not None:
+        return section.dollars_per_hour
+    found = accelerator_of(devices[0])
+    price = found and load_prices().chip_hour.get(found.name)
+    return price.on_demand * len(devices) if price else None
+
+
+def _lines(section: ScoreSection, result: JobResult, price: float | None) -> list[str]:
+    """Returns the lines to print at the end."""
+    records = result.records
+    total = {
+        name: sum(getattr(record, name) for record in records)
+        for name in ("read", "written", "dropped", "skipped", "cut")
+    }
+    lines = [note for record in records for note in record.notes][:3]
+    lines += [f"{record.damage} (reading ended there)" for record in records if record.damage][:3]
+    found = [counted(total["read"], "document")]
+    if section.keep is not None:
+        found.append(f"{total['written']:,} kept, {total['dropped']:,} dropped")
+    if total["cut"]:
+        found.append(f"{total['cut']:,} cut")
+    if total["skipped"]:
+        found.append(f"{total['skipped']:,} skipped")
+    parts = counted(len(records), "part")
+    if result.missing:
+        parts += f", {result.missing:,} missing: other hosts compute them, or the same command"
+    lines.append(f"{section.output}: {parts}, {', '.join(found)}")
+    if result.rows:
+        seconds = max(result.seconds, 1e-9)
+        rates = [
+            f"{result.rows / seconds:,.0f} documents/s",
+            f"{result.tokens / seconds:,.0f} tokens/s",
+            f"padding {1 - result.tokens / result.positions:.0%}",
+            f"devices waited {result.waited:.0%}",
+        ]
+        if price is not None:
+            rates.append(f"${price * seconds / 3600:,.2f}")
+        lines.append(", ".join([f"{seconds:,.0f} s", *rates]))
+    return lines
