@@ -1,5 +1,6 @@
 """Inference over rows of different lengths, with few compiled batch shapes."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -8,12 +9,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
+from bert_jax.inference.execution import ForwardDtype, forward_model_of_run
 from bert_jax.inference.lengths import choose_lengths, fitting, reuse
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.model.shape_cost import ShapeCost, inference_cost
 from bert_jax.parallel.compiling import compiling, made_once
-from bert_jax.parallel.mesh import process_share
+from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.sharding_rules import batch_parts, batch_sharding, replicated
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params
@@ -210,8 +212,20 @@ class InferenceModel(NamedTuple):
         )
 
 
-def model_of_run(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> InferenceModel:
-    """Loads a checkpoint of a run; see `load_params`."""
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+def model_of_run(
+    run: Run,
+    *,
+    checkpoint: str,
+    mesh: Mesh | None = None,
+    longest: int | None = None,
+    dtype: ForwardDtype | None = None,
+) -> InferenceModel:
+    """Loads a checkpoint of a run; see `load_params`.
+
+    For `longest` and `dtype`, see `forward_model`.
+    """
+    mesh = mesh or open_mesh()
+    define = functools.partial(forward_model_of_run, mesh=mesh, longest=longest, dtype=dtype)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh, define=define)
     name = str(run.directory)
     return InferenceModel(name, run.tokenizer, loaded.architecture, loaded.heads, loaded)

@@ -5,9 +5,9 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.encoders.build import encoder_builder
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
+from bert_jax.inference.execution import ForwardDtype, forward_model
 from bert_jax.interop.hf_checkpoint import is_hf, read_hf
 from bert_jax.interop.sentence_transformers import (
     encoder_directory,
@@ -26,7 +26,7 @@ from bert_jax.text.library_tokenizer import PIPELINE_FILE
 from bert_jax.text.roberta_files import MERGES_FILE
 from bert_jax.text.sentence_piece import MODEL_FILE
 from bert_jax.text.wordpiece import VOCAB_FILE
-from bert_jax.train.state import abstract_params, define_model
+from bert_jax.train.state import abstract_params
 
 
 def read_checkpoint(
@@ -87,10 +87,21 @@ def _with_casing(directory: Path, *, lower_case: bool) -> Tokenizer:
     return load_tokenizer(directory, lower_case=lower_case)
 
 
-def model_in_memory(model: Pretrained, *, mesh: Mesh, name: str) -> InferenceModel:
-    """Puts another program's checkpoint on devices, in float32."""
-    execution = Execution(dtype="float32")
-    definition = define_model(encoder_builder(model.architecture, execution, model.heads))
+def model_in_memory(
+    model: Pretrained,
+    *,
+    mesh: Mesh,
+    name: str,
+    longest: int | None = None,
+    dtype: ForwardDtype = "float32",
+) -> InferenceModel:
+    """Puts another program's checkpoint on devices. For `longest` and `dtype`, see `forward_model`.
+
+    By default, the model computes in float32, as the other program does.
+    """
+    definition = forward_model(
+        *(model.architecture, Execution(), model.heads), mesh=mesh, longest=longest, dtype=dtype
+    )
     layout = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(definition, mesh))
     params = jax.device_put(model.params, layout)
     loaded = LoadedParams(

@@ -47,7 +47,8 @@ class Embeddings(nnx.Module):
         normal = TruncatedNormal(architecture.initializer_range)
         # The padding rows after the vocabulary are zero and are never trained.
         pieces = dataclasses.replace(normal, rows=architecture.vocab_size)
-        self.word = param((architecture.padded_vocab_size, width), ("vocab", "embed"), pieces)
+        size = architecture.padded_vocab_size, width
+        self.word = param(size, ("vocab", "embed"), pieces, read=execution.dtype)
         self.sinusoidal = architecture.position_embedding == "sinusoidal"
         self.first_position = 0 if self.sinusoidal else architecture.first_position
         self.positions = self.first_position + architecture.max_position_embeddings, width

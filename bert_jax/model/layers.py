@@ -32,10 +32,15 @@ ACTIVATIONS: Final[dict[Activation, Callable[[Array], Array]]] = {
 }
 
 
-def param(shape: Sequence[int], axes: LogicalAxes, initial: Initial) -> nnx.Param:
-    """Returns an abstract float32 parameter with a shape, logical axes and initial values."""
+def param(
+    shape: Sequence[int], axes: LogicalAxes, initial: Initial, *, read: Dtype = "float32"
+) -> nnx.Param:
+    """Returns an abstract float32 parameter with a shape, logical axes and initial values.
+
+    `read` is the dtype to which every use casts the parameter first.
+    """
     abstract = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
-    return nnx.Param(abstract, logical=axes, initial=initial)
+    return nnx.Param(abstract, logical=axes, initial=initial, read=read)
 
 
 class ParamUse(NamedTuple):
@@ -82,7 +87,7 @@ class Linear(nnx.Module):
         self.inputs = len(shape) - outputs
         sizes = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
         normal = TruncatedNormal(deviation or architecture.initializer_range)
-        self.kernel = param(sizes, (axes[0], axes[self.inputs]), normal)
+        self.kernel = param(sizes, (axes[0], axes[self.inputs]), normal, read=execution.dtype)
         self.use = ParamUse((axes[0], axes[self.inputs]), execution.sum_dtype)
         self.outputs = tuple(shape[-outputs:])
         self.dtype: Dtype = execution.dtype
@@ -180,8 +185,9 @@ def gradient_of_kernel(rows: Array, gradient: Array, use: ParamUse) -> Array:
 
 def placed(param: Array, dtype: DTypeLike, axes: LogicalAxes) -> Array:
     """Casts a parameter, then gathers it for use. A gather in bfloat16 moves half the bytes."""
-    if param.dtype != dtype:
-        # Optimization barrier: without it XLA would repeat the cast for each tile of the product.
+    if param.dtype != dtype or dtype == jnp.bfloat16:
+        # Optimization barrier: without it XLA would repeat the cast, or the slice of a layer's
+        # matrix from the stack, for each tile of the product.
         param = jax.lax.optimization_barrier(param.astype(dtype))
     return constrain(param, *axes)
 

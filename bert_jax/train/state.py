@@ -45,6 +45,7 @@ class ModelDefinition:
     params: Params  # shapes and dtypes, as ShapeDtypeStruct
     axes: dict[str, Any]  # logical axes, nested like `params`
     initial: dict[str, Any]  # initial values as `Initial`, nested like `params`
+    dtypes: dict[str, Any]  # dtypes to which the model casts parameters, nested like `params`
     groups: ParameterGroups  # empty for a model that is no `EncoderModel`
 
 
@@ -65,13 +66,15 @@ def _define(build: Callable[..., nnx.Module], owner: object) -> ModelDefinition:
         build = functools.partial(build, owner)
     model = build()
     graphdef, state = nnx.split(model)
-    axes, initial = (
-        jax.tree.map(read, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
-        for read in (operator.attrgetter("logical"), operator.attrgetter("initial"))
+    facts = (
+        jax.tree.map(
+            operator.attrgetter(fact), state, is_leaf=lambda node: isinstance(node, nnx.Variable)
+        )
+        for fact in ("logical", "initial", "read")
     )
     groups = getattr(model, "groups", ParameterGroups())
-    params, axes, initial = map(nnx.to_pure_dict, (state, axes, initial))
-    return ModelDefinition(graphdef, params, axes, initial, groups)
+    params, axes, initial, dtypes = map(nnx.to_pure_dict, (state, *facts))
+    return ModelDefinition(graphdef, params, axes, initial, dtypes, groups)
 
 
 def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:

@@ -1,5 +1,6 @@
 """Evaluation of a fine-tuned run: scores, predictions and the report."""
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.files.atomic import write_whole
+from bert_jax.inference.execution import forward_model_of_run
 from bert_jax.narration import doing, narrator_of
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
@@ -157,11 +159,12 @@ def open_predictor(
 
     Raises UserError if processes differ in checkpoint, tokenizer or data, or as `open_data`.
     """
-    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
+    devices, section = open_mesh(mesh), section_of(run)
+    define = functools.partial(forward_model_of_run, mesh=devices, longest=section.max_length)
+    loaded = load_params(run, checkpoint=checkpoint, mesh=devices, define=define)
     family = open_data(run, roles=roles, step=loaded.step, input=input, task=task)
     model = {"step": loaded.step, "tokenizer": run.tokenizer.hash}
     require_same({"run_dir": model, "data": family.content})
-    section = section_of(run)
     predictor = Predictor(
         loaded.model,
         loaded.mesh,

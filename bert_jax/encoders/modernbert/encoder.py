@@ -49,7 +49,8 @@ class ModernBertEncoder(nnx.Module):
         parts = {"architecture": architecture, "execution": execution}
         width, depth = architecture.hidden_size, architecture.num_hidden_layers
         pieces = TruncatedNormal(architecture.initializer_range, rows=architecture.vocab_size)
-        self.word = param((architecture.padded_vocab_size, width), ("vocab", "embed"), pieces)
+        size = architecture.padded_vocab_size, width
+        self.word = param(size, ("vocab", "embed"), pieces, read=execution.dtype)
         self.norm = ScaledNorm(**parts)
         self.layers = stacked(ModernBertLayer(**parts, causal=causal), depth=depth)
         if depth > 1:  # of all layers but the first

@@ -129,8 +129,9 @@ def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
     options: dict[str, Any] = {}
     if topology.accelerator.megacore:
         options["chip_config_name"] = "megacore"
-    if topology.hosts() == 1 and topology.chips > topology.accelerator.chips_per_host:
-        options["chips_per_host_bounds"] = [*topology.shape, 1]  # libtpu's default is two hosts
+    if topology.hosts() == 1 and topology.chips != topology.accelerator.chips_per_host:
+        # libtpu's default is a host for every 4 chips.
+        options["chips_per_host_bounds"] = [*topology.shape, 1]
     if slices > 1:
         options["num_slices"] = slices
     try:
