@@ -39,7 +39,7 @@ from bert_jax.version import __version__
 JOB: Final = f"{PARTS}/job.json"
 _SAMPLE: Final = WindowLimits(rows=1024, characters=1 << 22)
 _CPU_TOKENS: Final = 2048
-_ACCELERATOR_TOKENS: Final = 1 << 17
+_ACCELERATOR_TOKENS: Final = 1 << 15  # on v5e, the states of more tokens do not fit into VMEM
 _WINDOW_ROWS: Final = 4096
 _WINDOW_CHARACTERS: Final = 8 << 20
 _THRESHOLD: Final = 0.5  # of a multi-label head without settings
@@ -73,7 +73,10 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
 
     Raises UserError if the model cannot be read, lacks the head, or a setting does not fit it.
     """
-    opened = open_model(section.model, checkpoint=section.checkpoint, mesh=mesh)
+    opened = open_model(
+        section.model, checkpoint=section.checkpoint, mesh=mesh, dtype=section.dtype
+    )
+    opened = opened._replace(model=opened.model.in_read_dtypes())
     model, run = opened
     heads, architecture = model.heads, model.architecture
     if section.result == "head" or (section.result == "auto" and heads.task is not None):

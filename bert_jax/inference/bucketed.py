@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
-from bert_jax.inference.execution import ForwardDtype, forward_model_of_run
+from bert_jax.inference.execution import ForwardDtype, forward_model_of_run, in_read_dtypes
 from bert_jax.inference.lengths import choose_lengths, fitting, reuse
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
@@ -190,6 +190,10 @@ class InferenceModel(NamedTuple):
     architecture: EncoderArchitecture
     heads: HeadsSection
     loaded: LoadedParams
+
+    def in_read_dtypes(self) -> Self:
+        """Returns the model with parameters as it reads them, see `in_read_dtypes`."""
+        return self._replace(loaded=in_read_dtypes(self.loaded))
 
     def batches(
         self,

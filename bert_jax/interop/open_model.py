@@ -10,6 +10,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import restore_replaced
 from bert_jax.files.remote import require_place
 from bert_jax.inference.bucketed import InferenceModel, model_of_run
+from bert_jax.inference.execution import ForwardDtype
 from bert_jax.interop.importing import model_in_memory, read_checkpoint
 from bert_jax.interop.sources import fetch, is_checkpoint, is_hub_name
 from bert_jax.interop.tf_checkpoint import is_tf
@@ -25,14 +26,19 @@ class OpenModel(NamedTuple):
     run: Run | None
 
 
-def open_model(source: epath.PathLike, *, checkpoint: str, mesh: Mesh) -> OpenModel:
-    """Loads a model. The arguments and errors are as for `bert_jax.load`."""
+def open_model(
+    source: epath.PathLike, *, checkpoint: str, mesh: Mesh, dtype: ForwardDtype | None = None
+) -> OpenModel:
+    """Loads a model. The arguments and errors are as for `bert_jax.load`.
+
+    `dtype` is the dtype of activations. Default: the run's, or float32 for other checkpoints.
+    """
     require_place(source, hub=MODELS)
     restore_replaced(source)
     directory, on_hub = epath.Path(source), is_hub_name(source)
     if not on_hub and (directory / CONFIG).exists():
         run = open_run(directory)
-        return OpenModel(model_of_run(run, checkpoint=checkpoint, mesh=mesh), run)
+        return OpenModel(model_of_run(run, checkpoint=checkpoint, mesh=mesh, dtype=dtype), run)
     if checkpoint != "auto":
         raise UserError(
             "checkpoint.without_run",
@@ -44,4 +50,5 @@ def open_model(source: epath.PathLike, *, checkpoint: str, mesh: Mesh) -> OpenMo
         raise missing_run(directory, allowed=RUN_OR_CHECKPOINT)
     if on_hub:
         path, name, *_ = fetch(source)
-    return OpenModel(model_in_memory(read_checkpoint(path), mesh=mesh, name=name), None)
+    found = read_checkpoint(path)
+    return OpenModel(model_in_memory(found, mesh=mesh, name=name, dtype=dtype or "float32"), None)
