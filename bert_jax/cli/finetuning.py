@@ -1,12 +1,50 @@
 """The verbs `finetune`, `predict`, `score` and `features`."""
 
 import sys
+from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import click
 
 from bert_jax.cli import base
+from bert_jax.errors import UserError
 from bert_jax.parallel.stop_signal import INTERRUPTED
+
+copied_option = click.option(
+    "--copy",
+    "copied",
+    metavar="COLUMN",
+    multiple=True,
+    help='Many files: column of the input to copy; "*" copies all.',
+)
+keep_option = click.option(
+    "--keep", metavar="CONDITION", help="Many files: rows to keep, such as 'score >= 3'."
+)
+
+
+def _is_directory(output: str) -> bool:
+    """Returns whether an output is a directory of results, so that the input is many files."""
+    return not PurePath(output).suffix
+
+
+def _refuse_options(options: Mapping[str, Any], *names: str) -> None:
+    """Raises UserError for options of a single file."""
+    for name in names:
+        if options[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError.wrong(
+                "score.option", f"with many files ({options[name]})", "with one file", place=option
+            )
+
+
+def _refuse_files_options(copied: tuple[str, ...], keep: str | None) -> None:
+    """Raises UserError for options of many files."""
+    for option, found in (("--copy", copied), ("--keep", keep)):
+        if found:
+            raise UserError.wrong(
+                "score.option", "with one file", "with a directory as output", place=option
+            )
 
 
 @base.cli.command()
@@ -54,6 +92,8 @@ def finetune(
     type=click.Choice(["stop", "skip"]),
     help="Action for malformed rows of a table. [default: finetune.task.on_error of the run]",
 )
+@copied_option
+@keep_option
 @base.checkpoint_option
 @base.batch_size_option
 @base.platform_option
@@ -61,13 +101,39 @@ def finetune(
 @base.mesh_option
 @base.verb
 def predict(
-    run_dir: str, output: str, platform: str, mesh_settings: tuple[str, ...], **options: Any
+    run_dir: str,
+    output: str,
+    platform: str,
+    mesh_settings: tuple[str, ...],
+    copied: tuple[str, ...],
+    keep: str | None,
+    **options: Any,
 ) -> None:
-    """Predict with a fine-tuned run. OUTPUT: a .jsonl, a .csv, or a directory (--submission)."""
+    """Predict with a fine-tuned run. OUTPUT: a .jsonl, a .csv, or a directory.
+
+    A directory is for --submission, or for an --input of many files: a folder or a glob in quotes,
+    as for `bert-jax score`.
+    """
     from rich.console import Console
 
     mesh = base.mesh_section(platform, mesh_settings)
     base.require_run(run_dir, mesh)
+    if options["input_path"] is not None and not options["submission"] and _is_directory(output):
+        _refuse_options(options, "probabilities", "batch_size", "force")
+        with base.starting_jax():
+            from bert_jax.verbs.score import predict_files
+        settings = {"columns": copied, "keep": keep, "on_error": options["on_error"]}
+        predict_files(
+            run_dir,
+            options["input_path"],
+            output,
+            checkpoint=options["checkpoint"],
+            mesh=mesh,
+            console=base.progress_console(),
+            settings={name: value for name, value in settings.items() if value},
+        )
+        return
+    _refuse_files_options(copied, keep)
     with base.starting_jax():
         from bert_jax.verbs.predict import predict as run
     run(run_dir, output, mesh=mesh, console=Console(), **options)
@@ -120,17 +186,46 @@ def score(config: str, overrides: tuple[str, ...]) -> None:
 @click.option("--pair-column", metavar="NAME", help="Table column with the second texts.")
 @click.option("--max-length", type=int, help="Maximum pieces per text; longer texts are truncated.")
 @click.option("--batch-size", default=32, show_default=True, help="Rows per batch.")
+@copied_option
+@keep_option
 @base.checkpoint_option
 @base.platform_option
 @base.force_option
 @base.verb
 @base.first_process_only
-def features(run_dir: str, input_path: str, output: str, platform: str, **options: Any) -> None:
-    """Write the contextual embeddings of every text: INPUT → OUTPUT."""
+def features(
+    run_dir: str,
+    input_path: str,
+    output: str,
+    platform: str,
+    copied: tuple[str, ...],
+    keep: str | None,
+    **options: Any,
+) -> None:
+    """Write the contextual embeddings of every text: INPUT → OUTPUT.
+
+    INPUT may be many files, a folder or a glob in quotes, as for `bert-jax score`. OUTPUT is then a
+    directory.
+    """
     from rich.console import Console
 
     mesh = base.mesh_section(platform, ())
     base.require_run(run_dir, mesh)
+    if _is_directory(output) and options["level"] == "sentence":
+        _refuse_options(options, "force")
+        with base.starting_jax():
+            from bert_jax.verbs.score import score_files
+        names = {"layers", "pool", "prompt", "max_length", "checkpoint"}
+        settings = {name: options[name] for name in names}
+        settings |= {"text": options["column"], "pair": options["pair_column"], "keep": keep}
+        settings |= {"model": run_dir, "input": input_path, "output": output, "columns": copied}
+        score_files(
+            {name: value for name, value in settings.items() if value} | {"result": "vector"},
+            mesh=mesh,
+            console=base.progress_console(),
+        )
+        return
+    _refuse_files_options(copied, keep)
     with base.starting_jax():
         from bert_jax.verbs.features import features as run
     run(run_dir, input_path, output, mesh=mesh, console=Console(), **options)

@@ -62,7 +62,7 @@ cluster_option = click.option("--cluster", help="Name of the GKE cluster.")
 @click.option("--wait-hours", type=float, help="Maximum wait for capacity per request.")
 @click.option(
     "--verb",
-    type=click.Choice(["pretrain", "finetune"]),
+    type=click.Choice(["pretrain", "finetune", "score"]),
     default="pretrain",
     show_default=True,
     help="Verb that hosts run.",

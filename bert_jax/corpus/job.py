@@ -178,7 +178,7 @@ def prepare(section: ScoreSection, model: ScoredModel) -> Job:
         columns = ["id", *section.columns, *model.results.schema.names]
         Condition(section.keep, columns=columns)
     on_cpu = model.mesh.devices.flat[0].platform == "cpu"
-    tokens = section.batch_tokens or (_CPU_TOKENS if on_cpu else _ACCELERATOR_TOKENS)
+    tokens = tokens_of_batch(section, on_cpu=on_cpu)
     devices = batch_parts(model.mesh)
     batch = tokens * devices
     settings = PartSettings(
@@ -204,12 +204,21 @@ def prepare(section: ScoreSection, model: ScoredModel) -> Job:
         lengths = _lengths(parts, settings, model)
         content = json.dumps({**fingerprint, "lengths": lengths}, indent=1)
         write_whole(path, content)
-    shapes = [BatchShape(_rows(tokens, length, on_cpu) * devices, length) for length in lengths]
+    shapes = [
+        BatchShape(rows_of_batch(tokens, length, on_cpu=on_cpu) * devices, length)
+        for length in lengths
+    ]
     settings = dataclasses.replace(settings, shapes=tuple(shapes))
     return Job(settings=settings, parts=parts, fingerprint=fingerprint)
 
 
-def _rows(tokens: int, length: int, on_cpu: bool) -> int:
+def tokens_of_batch(section: ScoreSection, *, on_cpu: bool) -> int:
+    """Returns the maximum number of positions in a device's batch."""
+    return section.batch_tokens or (_CPU_TOKENS if on_cpu else _ACCELERATOR_TOKENS)
+
+
+def rows_of_batch(tokens: int, length: int, *, on_cpu: bool) -> int:
+    """Returns the number of rows in a device's batch of a padded length."""
     rows = max(tokens // length, 1)
     return rows if on_cpu or rows < 8 else rows // 8 * 8
 

@@ -16,6 +16,8 @@ from bert_jax.errors import counted
 from bert_jax.files.atomic import remove_unfinished, write_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
+from bert_jax.train.metrics_writer import GOODPUT, Writer
+from bert_jax.train.progress_display import warn_aloud
 
 MANIFEST: Final = "manifest.json"
 _TOTALS: Final = ("read", "written", "dropped", "skipped", "cut", "tokens")
@@ -99,9 +101,13 @@ def run_job(
         computing=min(workers.processes, len(mine)) if workers.own_model else 1,
         dollars_per_hour=dollars_per_hour,
     )
+    heartbeat = Writer(say=warn_aloud)
     with doing(meter.line):
         for _ in run_parts(job, mine, model, workers, clock=meter.clock, report=meter.add):
             meter.done += 1
+            waited = meter.waited * meter.seconds
+            shares = {"compute": meter.seconds - waited, "wait": waited}
+            heartbeat.write(GOODPUT, meter.done, shares)
     finished = job.finished()  # other hosts may have finished more
     records = [finished[part.stem] for part in job.parts if part.stem in finished]
     missing = len(job.parts) - len(records)

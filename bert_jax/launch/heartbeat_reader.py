@@ -25,6 +25,7 @@ class Hosts:
 
     reports: Mapping[int, HostStatus]  # last report of each worker
     missing: Sequence[int]  # workers without a report
+    independent: bool = False  # whether each host works alone, as in `score`
 
     @property
     def done(self) -> bool:
@@ -36,8 +37,10 @@ class Hosts:
         """Index of a worker that has finished the run, or None.
 
         One finished worker means that the run is complete: a process exits with 0 only after all
-        processes have saved the last checkpoint.
+        processes have saved the last checkpoint. Independent hosts finish one by one.
         """
+        if self.independent:
+            return None
         return next((worker for worker, host in self.reports.items() if host.state == "done"), None)
 
     @property
@@ -66,7 +69,8 @@ def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
     paths = [files.host(attempt.number, worker) for worker in range(attempt.hosts)]
     found = dict(enumerate(each(read_host, paths)))
     reports = {worker: host for worker, host in found.items() if host is not None}
-    return Hosts(reports, missing=[worker for worker in found if worker not in reports])
+    missing = [worker for worker in found if worker not in reports]
+    return Hosts(reports, missing, independent=attempt.job.verb == "score")
 
 
 class HeartbeatAges:

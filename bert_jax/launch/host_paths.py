@@ -13,6 +13,7 @@ from bert_jax.files.download import CHECKED
 from bert_jax.files.hub import is_dataset_file
 from bert_jax.files.read import sha256_of_files
 from bert_jax.files.remote import is_remote
+from bert_jax.interop.sources import is_hub_name
 from bert_jax.tasks.glue.files import TASKS
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 
@@ -65,6 +66,13 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
             if finetune.get(key) is not None
         }
         found["finetune"] = finetune | models
+    if (score := found.get("score")) is not None:
+        model = score["model"]
+        found["score"] = score | {
+            "model": model if is_hub_name(model) else on_bucket(model, "score.model", bucket),
+            "input": [on_bucket(path, "score.input", bucket) for path in score["input"]],
+            "output": on_bucket(score["output"], "score.output", bucket),
+        }
     if (teacher := (found.get("objective") or {}).get("teacher")) is not None:
         place = on_bucket(teacher, "objective.teacher", bucket)
         found["objective"] = found["objective"] | {"teacher": place}

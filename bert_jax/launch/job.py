@@ -16,7 +16,7 @@ from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.section import Section, as_tuple
 from bert_jax.validation import read_section
 
-Verb = Literal["pretrain", "finetune"]
+Verb = Literal["pretrain", "finetune", "score"]
 
 RUN_JOB: Final = "job.txt"  # file in a run directory; contains the path of the job's directory
 JOBS: Final = "jobs"  # directory of all jobs in a bucket

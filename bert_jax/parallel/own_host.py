@@ -19,14 +19,23 @@ _CHIPS: Final = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}
 def open_own_mesh(section: MeshSection) -> tuple[Mesh, HostShare]:
     """Opens the devices of this host, and returns its share of a job's work.
 
-    Raises UserError if the environment does not say which host this is, or as `open_mesh`.
+    Raises UserError if the environment does not say which host this is, if the section divides a
+    model over devices, or as `open_mesh`.
     """
+    for name in ("fsdp", "tensor"):
+        if (found := getattr(section, name)) != 1:
+            raise UserError(
+                "mesh.whole_model",
+                f"found {found}, allowed: 1, because every device has the whole model",
+                place=f"mesh.{name}",
+            )
     share = ONE_HOST
     if section.distributed.enabled:
         share = place_in_job(section.distributed)
         if share.count > 1:
             _leave_slice()
-    return open_mesh(section.model_copy(update={"distributed": DistributedSection()})), share
+    alone = {"distributed": DistributedSection(), "data": -1, "slices": 1, "copies": None}
+    return open_mesh(section.model_copy(update=alone)), share
 
 
 def _leave_slice() -> None:

@@ -1,5 +1,6 @@
 """`bert-jax score`: a model and a corpus → labels, scores, tags or vectors."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -11,11 +12,17 @@ from bert_jax.corpus.run import JobResult, run_job
 from bert_jax.corpus.section import ScoreSection
 from bert_jax.errors import counted
 from bert_jax.narration import speaking
+from bert_jax.parallel.accelerators import accelerator_of
 from bert_jax.parallel.memory import advising
 from bert_jax.parallel.own_host import open_own_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.planning.prices import load_prices
 from bert_jax.runs.lock import hold_output
+from bert_jax.runs.run_directory import open_run
 from bert_jax.section import need
+from bert_jax.tasks.data_of_run import section_of
+from bert_jax.tasks.table import TableSection
+from bert_jax.validation import validate
 
 
 def score(config: AnyConfig, *, console: Console | None = None, **overrides: Any) -> JobResult:
@@ -55,10 +62,41 @@ def score_with(config: RunConfig, *, console: Console) -> JobResult:
     return result
 
 
+def predict_files(
+    run_dir: str,
+    pattern: str,
+    output: str,
+    *,
+    checkpoint: str,
+    mesh: MeshSection,
+    settings: Mapping[str, Any],
+    console: Console,
+) -> JobResult:
+    """Predicts many files with a fine-tuned run, whose task names the columns."""
+    task = section_of(open_run(run_dir)).task
+    columns = {}
+    if isinstance(task, TableSection):
+        columns = {"text": task.text, "pair": task.pair, "id": task.id}
+    values = {
+        "model": run_dir,
+        "checkpoint": checkpoint,
+        "input": pattern,
+        "output": output,
+        "result": "head",
+        **{name: column for name, column in columns.items() if column is not None},
+        **settings,
+    }
+    return score_files(values, mesh=mesh, console=console)
+
+
+def score_files(values: Mapping[str, Any], *, mesh: MeshSection, console: Console) -> JobResult:
+    """Scores many files with the settings of a section `score`."""
+    section = validate(ScoreSection, values, source="", key="score")
+    return score_with(RunConfig(score=section, mesh=mesh), console=console)
+
+
 def dollars_per_hour(section: ScoreSection, devices: Any) -> float | None:
     """Returns the price of this host: as set, or the list price of its TPU chips."""
-    from bert_jax.parallel.accelerators import accelerator_of
-
     if section.dollars_per_hour is not None:
         return section.dollars_per_hour
     found = accelerator_of(devices[0])

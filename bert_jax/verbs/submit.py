@@ -127,9 +127,13 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
         section = with_gcloud_settings(section)
     found = placements(section, rates=_rates(section, prices))
     bucket = _bucket(section)
-    key = "train" if verb == "pretrain" else "finetune"
-    require_training(config, key, verb="submit")
-    need(getattr(config, key), key, "submit")
+    if verb == "score":
+        output = need(config.score, "score", "submit").output
+        config = config.model_copy(update={"run_dir": output})
+    else:
+        key = "train" if verb == "pretrain" else "finetune"
+        require_training(config, key, verb="submit")
+        need(getattr(config, key), key, "submit")
     values = config.model_dump(mode="json")
     if values["run_dir"] is None:
         values["run_dir"] = f"runs/{section.name or 'run'}"

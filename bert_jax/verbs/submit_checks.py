@@ -1,6 +1,7 @@
 """Checks of `submit` before a request for machines: inputs, bucket, cloud, memory, cost."""
 
 import dataclasses
+import glob
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
@@ -41,7 +42,7 @@ def checked_offline(prepared: PreparedJob, *, say: Say) -> PreparedJob:
     if job.verb == "pretrain" and config.train is not None:
         sizes = dict(config.train.batch_sizes)
         schedule_segments(config.train, config.optimizer)  # may raise, as on the hosts
-    elif config.finetune is not None:
+    elif job.verb == "finetune" and config.finetune is not None:
         sizes["finetune.batch_size"] = (config.finetune.batch_size, config.finetune.accumulation)
     findings = [
         *check_machines(job),
@@ -133,7 +134,12 @@ def _inputs(prepared: PreparedJob) -> Sequence[PreflightFinding]:
             found += check_disk(prepared.job, sum(sizes.values()))
         return found
     others: dict[str, str] = {}
-    if config.finetune is not None:
+    if prepared.job.verb == "score" and config.score is not None:
+        section = config.score
+        others = _models({"score.model": section.model})
+        plain = [path for path in section.input if not glob.has_magic(path)]
+        others |= {f"score.input.{at}": path for at, path in enumerate(plain)}
+    elif config.finetune is not None:
         section = config.finetune
         models = {"init_from": section.init_from, "distill_from": section.distill_from}
         others = _models({f"finetune.{key}": name for key, name in models.items()})
