@@ -23,7 +23,7 @@ MANIFEST: Final = "manifest.json"
 _TOTALS: Final = ("read", "written", "dropped", "skipped", "cut", "tokens")
 
 
-class JobResult(NamedTuple):
+class ScoreResult(NamedTuple):
     """What a command has done, and the state of the whole job."""
 
     records: Sequence[PartRecord]  # all finished parts of the job
@@ -86,7 +86,7 @@ class Meter:
 
 def run_job(
     job: Job, model: ScoredModel, *, host: HostShare, dollars_per_hour: float | None = None
-) -> JobResult:
+) -> ScoreResult:
     """Scores this host's missing parts. Writes the manifest if no part of the job is missing.
 
     Needs no other host. Raises the errors of `score_part`; finished parts stay.
@@ -113,7 +113,7 @@ def run_job(
     missing = len(job.parts) - len(records)
     if not missing:
         write_whole(job.output / MANIFEST, json.dumps(manifest(job, records), indent=1) + "\n")
-    return JobResult(
+    return ScoreResult(
         records=records,
         computed=len(mine),
         missing=missing,

@@ -8,7 +8,7 @@ from rich.console import Console
 from bert_jax.config import AnyConfig, RunConfig, as_config
 from bert_jax.corpus.job import open_scored_model, prepare
 from bert_jax.corpus.report import write_report
-from bert_jax.corpus.run import JobResult, run_job
+from bert_jax.corpus.run import ScoreResult, run_job
 from bert_jax.corpus.section import ScoreSection
 from bert_jax.errors import counted
 from bert_jax.narration import speaking
@@ -25,7 +25,7 @@ from bert_jax.tasks.table import TableSection
 from bert_jax.validation import validate
 
 
-def score(config: AnyConfig, *, console: Console | None = None, **overrides: Any) -> JobResult:
+def score(config: AnyConfig, *, console: Console | None = None, **overrides: Any) -> ScoreResult:
     """Runs a model over a corpus. The same command finishes the parts that are missing.
 
     Every host of a job scores its own parts and needs no other host. The results depend neither on
@@ -45,7 +45,7 @@ def score(config: AnyConfig, *, console: Console | None = None, **overrides: Any
 
 
 @advising("Use a smaller score.batch_tokens or score.max_length.")
-def score_with(config: RunConfig, *, console: Console) -> JobResult:
+def score_with(config: RunConfig, *, console: Console) -> ScoreResult:
     """Runs a model over a corpus as configured. Raises the errors of `score`."""
     section = need(config.score, "score", "score")
     mesh, host = open_own_mesh(config.mesh)
@@ -71,7 +71,7 @@ def predict_files(
     mesh: MeshSection,
     settings: Mapping[str, Any],
     console: Console,
-) -> JobResult:
+) -> ScoreResult:
     """Predicts many files with a fine-tuned run, whose task names the columns."""
     task = section_of(open_run(run_dir)).task
     columns = {}
@@ -89,7 +89,7 @@ def predict_files(
     return score_files(values, mesh=mesh, console=console)
 
 
-def score_files(values: Mapping[str, Any], *, mesh: MeshSection, console: Console) -> JobResult:
+def score_files(values: Mapping[str, Any], *, mesh: MeshSection, console: Console) -> ScoreResult:
     """Scores many files with the settings of a section `score`."""
     section = validate(ScoreSection, values, source="", key="score")
     return score_with(RunConfig(score=section, mesh=mesh), console=console)
@@ -104,7 +104,7 @@ def dollars_per_hour(section: ScoreSection, devices: Any) -> float | None:
     return price.on_demand * len(devices) if price else None
 
 
-def _lines(section: ScoreSection, result: JobResult, price: float | None) -> list[str]:
+def _lines(section: ScoreSection, result: ScoreResult, price: float | None) -> list[str]:
     """Returns the lines to print at the end."""
     records = result.records
     total = {
