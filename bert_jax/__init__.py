@@ -27,6 +27,8 @@ from bert_jax.version import __version__
 
 if TYPE_CHECKING:
     from bert_jax.config import RunConfig, dump_config, load_config, parse_config
+    from bert_jax.corpus.run import ScoreResult
+    from bert_jax.corpus.section import ScoreSection
     from bert_jax.data.dataset.cache import CacheSection
     from bert_jax.data.dataset.provenance import MixtureSection, Provenance
     from bert_jax.data.dataset.reader import Dataset, open_dataset
@@ -127,6 +129,7 @@ if TYPE_CHECKING:
     from bert_jax.verbs.plan import plan
     from bert_jax.verbs.predict import Predictions, predict
     from bert_jax.verbs.pretrain import pretrain
+    from bert_jax.verbs.score import score
     from bert_jax.verbs.status import status
     from bert_jax.verbs.stop import stop
     from bert_jax.verbs.submit import submit
@@ -136,7 +139,7 @@ if TYPE_CHECKING:
 
 # The verbs.
 __all__ = ["demo", "doctor", "evaluate", "examples", "export", "features", "fill_mask", "finetune"]
-__all__ += ["import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pretrain"]
+__all__ += ["import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pretrain", "score"]
 __all__ += ["status", "stop", "submit", "vocab", "watch"]
 # A configuration and its sections.
 __all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config"]
@@ -159,14 +162,15 @@ __all__ += ["BertObjectiveSection", "StopAtSection"]
 __all__ += ["CausalObjectiveSection", "DistillObjectiveSection", "RobertaObjectiveSection"]
 __all__ += ["SopObjectiveSection"]
 __all__ += ["OptimizerSection", "PackingSection", "PhaseSection", "ProfileSection", "RampStage"]
-__all__ += ["SquadSection", "SubmitSection", "SweepSection", "TableSection"]
+__all__ += ["ScoreSection", "SquadSection", "SubmitSection", "SweepSection", "TableSection"]
 __all__ += ["TokenClassificationSection", "TrainSection", "VocabSection", "WatchdogSection"]
 # Functions that load a model, a tokenizer or a dataset.
 __all__ += ["load", "load_tokenizer", "open_dataset"]
 # Arguments, results and errors of verbs.
 __all__ += ["Candidate", "Dataset", "Demo", "DoctorReport", "Evaluation", "ExtraOutputs"]
 __all__ += ["ExtractionResult", "Filled", "Finding", "LoadedModel", "Outcome", "PeerLost"]
-__all__ += ["Predictions", "Provenance", "RunStopped", "TextFeatures", "Tokenizer", "UserError"]
+__all__ += ["Predictions", "Provenance", "RunStopped", "ScoreResult", "TextFeatures", "Tokenizer"]
+__all__ += ["UserError"]
 __all__ += ["__version__"]
 
 
