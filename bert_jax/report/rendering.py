@@ -5,6 +5,7 @@ import functools
 import gzip
 import hashlib
 import itertools
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,6 +143,22 @@ def number(value: float) -> str:
 def percentage(value: float) -> str:
     """Returns a share as a percentage: ``91.20%``, ``nan``."""
     return f"{value:.2%}".replace("-", "−") if math.isfinite(value) else f"{value:g}"
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """``{"optimizer": {"lr": 1e-5}}`` → ``[("optimizer.lr", "1e-05")]``."""
+    rows = []
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            rows += flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", plain(value)))
+    return rows
+
+
+def plain(value: Any) -> str:
+    """Returns a setting as text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def is_share(score: str) -> bool:

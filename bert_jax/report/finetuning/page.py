@@ -1,6 +1,5 @@
 """The report of a fine-tuning run."""
 
-import json
 import math
 import statistics
 from collections import defaultdict
@@ -25,9 +24,11 @@ from bert_jax.report.rendering import (
     Record,
     Share,
     View,
+    flat,
     is_share,
     number,
     percentage,
+    plain,
     render_page,
 )
 
@@ -90,8 +91,8 @@ def render(inputs: ReportInputs) -> str:
         sweep=_sweep(inputs.seeds, inputs.best_metric),
         attention=inputs.attention,
         scale=SCALE,
-        settings=_flat(inputs.settings),
-        run=_flat(inputs.run),
+        settings=flat(inputs.settings),
+        run=flat(inputs.run),
     )
 
 
@@ -204,7 +205,7 @@ def _sweep(seeds: Sequence[Mapping[str, Any]], metric: str) -> tuple[_Table, _Ta
     groups: dict[str, list[float]] = defaultdict(list)
     runs: list[tuple[Cell, ...]] = []
     for row in seeds:
-        rate, epochs, score = _plain(row["learning_rate"]), _plain(row["epochs"]), row["score"]
+        rate, epochs, score = plain(row["learning_rate"]), plain(row["epochs"]), row["score"]
         groups[f"{rate} · {epochs}"].append(float(score))
         remark = "degenerate" if row["degenerate"] else ""
         runs.append((str(row["seed"]), rate, epochs, _cell(metric, float(score)), remark))
@@ -218,22 +219,6 @@ def _sweep(seeds: Sequence[Mapping[str, Any]], metric: str) -> tuple[_Table, _Ta
         _Table(("learning rate · epochs", "runs", "mean", "deviation", "best"), means),
         _Table(("seed", "learning rate", "epochs", "score", "remark"), runs, best),
     )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """``{"optimizer": {"lr": 1e-5}}`` → ``[("optimizer.lr", "1e-05")]``."""
-    rows = []
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", _plain(value)))
-    return rows
-
-
-def _plain(value: Any) -> str:
-    """Returns a setting as text."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _cell(score: str, value: Any) -> Cell:
