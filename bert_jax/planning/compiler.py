@@ -20,7 +20,7 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
 from bert_jax.narration import Narrator
 from bert_jax.planning.compilation.step import LOG, REQUEST, RESULT, STEP, CompiledStep
-from bert_jax.planning.request import CannotPlan, CompileRequest
+from bert_jax.planning.request import CannotPlan, ProgramRequest
 
 # Environment of a process that compiles for TPUs. The process does not search for a TPU, and does
 # not lock out other compiling processes. XLA_FLAGS is empty, because libtpu refuses flags for CPUs.
@@ -45,7 +45,7 @@ class Compiler:
     fresh: bool = False  # whether to compile cached steps again
 
     def steps(
-        self, requests: Sequence[CompileRequest], *, title: str | None = None
+        self, requests: Sequence[ProgramRequest], *, title: str | None = None
     ) -> list[CompiledStep]:
         """Returns the compiled step of each request, from the cache if possible.
 
@@ -67,7 +67,7 @@ class Compiler:
         compiled = iter([step for batch in batches for step in self._compiled(batch, title)])
         return [step or next(compiled) for step in found]
 
-    def _kept(self, request: CompileRequest, title: str) -> CompiledStep | None:
+    def _kept(self, request: ProgramRequest, title: str) -> CompiledStep | None:
         """Returns a request's cached step and prints its date. Returns None if there is none."""
         exact = request.model_copy(update={"quick": False})
         for kept in dict.fromkeys((kept_at(exact), kept_at(request))):
@@ -83,13 +83,11 @@ class Compiler:
         return None
 
     def _compiled(
-        self, requests: Sequence[CompileRequest], title: str | None
+        self, requests: Sequence[ProgramRequest], title: str | None
     ) -> list[CompiledStep]:
         """Compiles requests in parallel, and caches the steps."""
-        first = requests[0]
-        phases = ", ".join(str(each.phase) for each in requests)
-        several = f"the {first.kind} steps of phases {phases} for {first.topology}"
-        title = title or (first.title if len(requests) == 1 else several)
+        first, more = requests[0], len(requests) - 1
+        title = title or first.title + (f" and {more} more" if more else "")
         with tempfile.TemporaryDirectory(
             prefix="bert_jax_plan_", ignore_cleanup_errors=True
         ) as root:
@@ -112,12 +110,12 @@ class Compiler:
         return steps
 
 
-def kept_at(request: CompileRequest) -> Path:
+def kept_at(request: ProgramRequest) -> Path:
     """Returns the path of the cache file of a request's step."""
     return user_cache("plan") / f"{request.key()}.json"
 
 
-def _start(request: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
+def _start(request: ProgramRequest, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir()
     (folder / REQUEST).write_text(request.model_dump_json(), encoding="utf-8")
     environment = {**os.environ, **_NO_CACHE, **TPU_COMPILER, "TMPDIR": str(folder)}

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from bert_jax.parallel.accelerators import GIB
+from bert_jax.parallel.accelerators import GIB, Accelerator
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compilation.cycles import MATRIX_UNITS
 from bert_jax.planning.compilation.program import PRODUCTS
@@ -35,6 +35,31 @@ class StepEstimate:
     def bound(self) -> str:
         """The unit with the most seconds: a key of `parts`."""
         return max(self.parts, key=self.parts.__getitem__)
+
+
+def estimate_step(step: CompiledStep, accelerator: Accelerator, *, chips: float) -> StepEstimate:
+    """Returns the estimated time of a step on `chips` chips.
+
+    Raises ValueError if the step does not fit.
+    """
+    if step.cycles is None:
+        raise ValueError("a program that does not fit has no time")
+    clock = accelerator.clock_hz
+    products = step.cycles.by_kind.get(PRODUCTS, 0) + sum(
+        one.cycles * one.calls for one in step.cycles.kernels if one.busiest in MATRIX_UNITS
+    )
+    parts = {
+        "matrix units": products / clock,
+        "vector units and memory": (step.cycles.total - products) / clock,
+        "network": math.fsum(one.exposed_seconds(clock) for one in step.collectives),
+    }
+    seconds = sum(parts.values())
+    peak = chips * accelerator.peak_flops["bfloat16"]
+    return StepEstimate(
+        parts=parts,
+        mfu=step.useful_flops / seconds / peak,
+        rows_per_second=step.rows / seconds,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,25 +164,7 @@ class Plan:
 
     def estimate(self, step: CompiledStep) -> StepEstimate:
         """Returns the estimated time of a step. Raises ValueError if the step does not fit."""
-        if step.cycles is None:
-            raise ValueError("a program that does not fit has no time")
-        accelerator = self.topology.accelerator
-        clock = accelerator.clock_hz
-        products = step.cycles.by_kind.get(PRODUCTS, 0) + sum(
-            one.cycles * one.calls for one in step.cycles.kernels if one.busiest in MATRIX_UNITS
-        )
-        parts = {
-            "matrix units": products / clock,
-            "vector units and memory": (step.cycles.total - products) / clock,
-            "network": math.fsum(one.exposed_seconds(clock) for one in step.collectives),
-        }
-        seconds = sum(parts.values())
-        peak = self.chips * accelerator.peak_flops["bfloat16"]
-        return StepEstimate(
-            parts=parts,
-            mfu=step.useful_flops / seconds / peak,
-            rows_per_second=step.rows / seconds,
-        )
+        return estimate_step(step, self.topology.accelerator, chips=self.chips)
 
     @property
     def hours(self) -> float | None:

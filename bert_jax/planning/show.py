@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -19,6 +19,9 @@ from bert_jax.planning.request import host_versions
 from bert_jax.planning.summary import NOTHING, dollars, duration, verdict
 from bert_jax.report.charts import Chart, bar_chart
 from bert_jax.report.rendering import render_page
+
+HTML_PAGE: Final = "plan.html"
+"""Name of the page's template."""
 
 
 def show_plans(
@@ -38,7 +41,7 @@ def show_plans(
         name = f"{found.name}: " if len(plans) > 1 else ""
         style = "bold green" if found.fits else "bold red"
         console.print(name + verdict(found, prices), style=style, markup=False, soft_wrap=True)
-    console.print(_table(summary.summary(plans, prices), narrow=True))
+    console.print(printed_table(summary.summary(plans, prices), narrow=True))
     console.print(summary.learning_rate(plans), markup=False, highlight=False)
     shown = []
     if details:
@@ -48,13 +51,13 @@ def show_plans(
         shown.append(summary.suggestions(plans))
     for each in shown:
         if each.rows:
-            console.print(_table(each))
+            console.print(printed_table(each))
     if details:
         console.print(_sources(prices), style="dim", markup=False)
-        lines = [summary.compiler(plans), *summary.notes(plans)]
+        lines = [summary.compiler(plans[0].versions), *summary.notes(plans)]
     else:
         lines = [
-            summary.compiler(plans),
+            summary.compiler(plans[0].versions),
             f"Compiled: memory. {summary.estimated(prices)}. --details shows the rest.",
         ]
         notes = (line for found in plans for line in found.notes)
@@ -68,7 +71,7 @@ def _sources(prices: Prices) -> str:
     return f"{compiled}. {summary.estimated(prices)}, {prices.source}"
 
 
-def _table(of: summary.Rows, *, narrow: bool = False) -> Table:
+def printed_table(of: summary.Rows, *, narrow: bool = False) -> Table:
     """Returns a table to print. A narrow table has no column lines and fits 80 characters."""
     if narrow:
         table = Table(box=box.SIMPLE_HEAD, padding=0, collapse_padding=True, pad_edge=False)
@@ -82,7 +85,7 @@ def _table(of: summary.Rows, *, narrow: bool = False) -> Table:
     return table
 
 
-class _Part(NamedTuple):
+class PagePart(NamedTuple):
     """A section of the page."""
 
     title: str
@@ -103,15 +106,15 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
     of_time = [bar_chart("Time of a step by kind of work", times, unit="ms")] if times else []
     of_memory = [bar_chart("HBM of a chip", memory, unit="GiB")] if memory else []
     sections = [
-        _Part("Summary", [], [summary.summary(plans, prices)]),
-        _Part("Time and cost", of_time, [summary.work(plans, prices)]),
-        _Part("Memory", of_memory, [summary.memory(plans)]),
-        _Part("Collectives", [], [summary.collectives(plans)]),
-        _Part("Settings that fit", [], [summary.suggestions(plans)]),
-        _Part("Cycles", [], list(summary.cycles(plans))),
+        PagePart("Summary", [], [summary.summary(plans, prices)]),
+        PagePart("Time and cost", of_time, [summary.work(plans, prices)]),
+        PagePart("Memory", of_memory, [summary.memory(plans)]),
+        PagePart("Collectives", [], [summary.collectives(plans)]),
+        PagePart("Settings that fit", [], [summary.suggestions(plans)]),
+        PagePart("Cycles", [], list(summary.cycles(plans))),
     ]
     return render_page(
-        "plan.html",
+        HTML_PAGE,
         title=f"Plan of {title}",
         about=" ".join(
             [
@@ -120,7 +123,7 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
             ]
         ),
         figures=[tile for each in plans for tile in _tiles(each, prices, one=len(plans) == 1)],
-        footer=f"{summary.compiler(plans)} {_sources(prices)}",
+        footer=f"{summary.compiler(plans[0].versions)} {_sources(prices)}",
         parts=[each for each in sections if any(table.rows for table in each.tables)],
         notes=summary.notes(plans),
     )

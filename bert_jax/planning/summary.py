@@ -4,11 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from bert_jax.parallel.accelerators import GIB
+from bert_jax.parallel.accelerators import GIB, Accelerator
 from bert_jax.planning.compilation.collectives import Collective
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.estimate import PhasePlan, Plan, Suggestion
 from bert_jax.planning.prices import Prices
-from bert_jax.planning.request import host_versions
+from bert_jax.planning.request import CompilerVersions, host_versions
 
 NOTHING = "—"
 
@@ -66,7 +67,7 @@ class Rows(NamedTuple):
     texts: int
 
 
-def _table(title: str, rows: Iterable[Mapping[str, str]], *, texts: int = 2) -> Rows:
+def table_of(title: str, rows: Iterable[Mapping[str, str]], *, texts: int = 2) -> Rows:
     """Returns a table of rows, each a mapping from heading to text."""
     listed = list(rows)
     headings = list(listed[0]) if listed else []
@@ -102,7 +103,7 @@ def summary(plans: Sequence[Plan], prices: Prices) -> Rows:
             "dollars": dollars(found.dollars(prices, phase)),
         }
 
-    return _table("Each phase", (row(*each) for each in each_phase(plans)))
+    return table_of("Each phase", (row(*each) for each in each_phase(plans)))
 
 
 def work(plans: Sequence[Plan], prices: Prices) -> Rows:
@@ -131,7 +132,7 @@ def work(plans: Sequence[Plan], prices: Prices) -> Rows:
             }
         )
     title = "Work of a step, all chips (compiled), and rates (estimated)"
-    return _table(title, rows, texts=3)
+    return table_of(title, rows, texts=3)
 
 
 def memory(plans: Sequence[Plan]) -> Rows:
@@ -151,45 +152,50 @@ def memory(plans: Sequence[Plan]) -> Rows:
                 for part, size in sizes.items()
             }
             rows.append({"topology": found.name, "phase": f"{at} {kind}"} | shown)
-    return _table("HBM per chip, GiB (compiled)", rows)
+    return table_of("HBM per chip, GiB (compiled)", rows)
 
 
 def cycles(plans: Sequence[Plan]) -> Iterator[Rows]:
-    """Yields tables of the cycles of train steps by kind of operation, and of their kernels.
+    """Yields the tables of `step_cycles` for train steps."""
+    for found, at, phase in each_phase(plans):
+        title = f"{found.name}, phase {at}, train step"
+        yield from step_cycles(phase.train, found.topology.accelerator, title=title)
+
+
+def step_cycles(step: CompiledStep, accelerator: Accelerator, *, title: str) -> Iterator[Rows]:
+    """Yields tables of the cycles of a step by kind of operation, and of its kernels.
 
     `bundles` is the number of bundles of one call. `its bundles` is the number that the busiest
     unit alone needs, a lower bound for any schedule.
     """
-    for found, at, phase in each_phase(plans):
-        if (counted := phase.train.cycles) is None:
-            continue
-        clock = found.topology.accelerator.clock_hz
+    if (counted := step.cycles) is None:
+        return
 
-        def times(count: int, clock: float = clock) -> dict[str, str]:
-            return {"million cycles": f"{count / 1e6:,.1f}", "ms": f"{count / clock * 1e3:,.2f}"}
+    def times(count: int) -> dict[str, str]:
+        milliseconds = count / accelerator.clock_hz * 1e3
+        return {"million cycles": f"{count / 1e6:,.1f}", "ms": f"{milliseconds:,.2f}"}
 
-        sums = {"total": counted.total, "estimated from bytes": counted.by_bytes}
-        kinds = (
-            {"kind": kind} | times(count) | {"share": f"{count / max(counted.total, 1):.1%}"}
-            for kind, count in {**counted.by_kind, **sums}.items()
-        )
-        kernels = (
-            {
-                "kernel": one.name,
-                "busiest unit": one.busiest,
-                "calls": f"{one.calls:,}",
-                "bundles": f"{one.bundles:,}",
-                "its bundles": f"{one.busiest_bundles:,}",
-                "ratio": f"{one.bundles / max(one.busiest_bundles, 1):.2f}",
-                "MB moved": f"{one.copied_bytes / 1e6:,.1f}",
-            }
-            | times(one.cycles * one.calls)
-            for one in counted.kernels
-        )
-        title = f"{found.name}, phase {at}, train step"
-        yield _table(f"{title}: cycles by kind", kinds, texts=1)
-        if counted.kernels:
-            yield _table(f"{title}: kernels, by the compiler's schedule", kernels)
+    sums = {"total": counted.total, "estimated from bytes": counted.by_bytes}
+    kinds = (
+        {"kind": kind} | times(count) | {"share": f"{count / max(counted.total, 1):.1%}"}
+        for kind, count in {**counted.by_kind, **sums}.items()
+    )
+    kernels = (
+        {
+            "kernel": one.name,
+            "busiest unit": one.busiest,
+            "calls": f"{one.calls:,}",
+            "bundles": f"{one.bundles:,}",
+            "its bundles": f"{one.busiest_bundles:,}",
+            "ratio": f"{one.bundles / max(one.busiest_bundles, 1):.2f}",
+            "MB moved": f"{one.copied_bytes / 1e6:,.1f}",
+        }
+        | times(one.cycles * one.calls)
+        for one in counted.kernels
+    )
+    yield table_of(f"{title}: cycles by kind", kinds, texts=1)
+    if counted.kernels:
+        yield table_of(f"{title}: kernels, by the compiler's schedule", kernels)
 
 
 def collectives(plans: Sequence[Plan]) -> Rows:
@@ -218,7 +224,7 @@ def collectives(plans: Sequence[Plan]) -> Rows:
                 }
             )
     title = "Collectives of a step (compiled), their time (estimated)"
-    return _table(title, rows, texts=7)
+    return table_of(title, rows, texts=7)
 
 
 def suggestions(plans: Sequence[Plan]) -> Rows:
@@ -234,7 +240,7 @@ def suggestions(plans: Sequence[Plan]) -> Rows:
         for found in plans
         for one in found.suggestions
     )
-    return _table("Settings that fit, fastest first (estimated for the largest phase)", rows)
+    return table_of("Settings that fit, fastest first (estimated for the largest phase)", rows)
 
 
 def learning_rate(plans: Sequence[Plan]) -> str:
@@ -242,9 +248,9 @@ def learning_rate(plans: Sequence[Plan]) -> str:
     return f"Learning rate, in steps: {'; then '.join(plans[0].learning_rate)}."
 
 
-def compiler(plans: Sequence[Plan]) -> str:
+def compiler(own: CompilerVersions) -> str:
     """Returns a sentence on the versions that compiled all plans, and on the hosts' versions."""
-    own, hosts = plans[0].versions, host_versions()
+    hosts = host_versions()
     if own == hosts:
         return f"Compiled with {own}, the versions that hosts install."
     return f"Compiled with {own}; hosts install {hosts}."

@@ -58,18 +58,23 @@ def plan(
         RunStopped: the compiler failed.
     """
     config = as_config(config, overrides)
-    if not topologies:
-        raise UserError(
-            "plan.topology_missing",
-            "missing. Give one such as v3:4x4, v5litepod-16 or v4-32.",
-            place="--topology",
-        )
+    require_topologies(topologies)
     if slices is not None:
         mesh = config.mesh.model_copy(update={"slices": slices})
         config = config.model_copy(update={"mesh": mesh})
     compiler = Compiler(narrator=narrator_of(console or Console(stderr=True)), fresh=fresh)
     requests = [train_step(config, each, vocab_size=vocab_size) for each in topologies]
     return [make_plan(each, exact=exact, suggest=suggest, compiler=compiler) for each in requests]
+
+
+def require_topologies(topologies: Sequence[str]) -> None:
+    """Raises UserError if there is no topology to plan for."""
+    if not topologies:
+        raise UserError(
+            "plan.topology_missing",
+            "missing. Give one such as v3:4x4, v5litepod-16 or v4-32.",
+            place="--topology",
+        )
 
 
 def train_step(
@@ -82,7 +87,7 @@ def train_step(
     require_training(config, "train", verb="plan")
     return CompileRequest(
         topology=topology,
-        vocab_size=vocab_size or _vocab_size(config),
+        vocab_size=vocab_size or vocabulary_of(config),
         model=need(config.model, "model", "plan"),
         objective=_objective(config),
         mesh=config.mesh,
@@ -100,7 +105,7 @@ def _objective(config: RunConfig) -> Registered:
     return with_local_teacher(config.objective)
 
 
-def _vocab_size(config: RunConfig) -> int:
+def vocabulary_of(config: RunConfig) -> int:
     """Returns the size of the tokenizer, or `vocab.size` if the tokenizer does not exist yet."""
     if config.tokenizer is not None and epath.Path(config.tokenizer).exists():
         return load_tokenizer(config.tokenizer).vocab_size

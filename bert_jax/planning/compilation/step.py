@@ -1,4 +1,4 @@
-"""Compiles one step of a run for a TPU topology: memory, cycles, work, collectives.
+"""Compiles one program for a TPU topology: memory, cycles, work, collectives.
 
 ``python -m bert_jax.planning.compilation.step FOLDER`` compiles a request in a separate process.
 libtpu reads its settings only once per process. If the compiler runs out of memory, only its own
@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError, error_to_json
 from bert_jax.parallel.memory import memory_refused
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.compilation.collectives import (
     Collective,
@@ -35,12 +36,13 @@ from bert_jax.planning.compilation.collectives import (
 )
 from bert_jax.planning.compilation.compiler_files import compile_exactly, compile_quickly
 from bert_jax.planning.compilation.cycles import Cycles, count_cycles
+from bert_jax.planning.compilation.forward import lower_forward
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.kernels import read_schedules, schedules_alone, write_schedules
 from bert_jax.planning.compilation.lowering import LoweredStep, lower_step, open_devices
 from bert_jax.planning.compilation.op_cycles import estimates, fitted
 from bert_jax.planning.compilation.program import Program, compilers_own
-from bert_jax.planning.request import CannotPlan, CompileRequest
+from bert_jax.planning.request import AnyRequest, CannotPlan, ForwardRequest
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class Memory:
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledStep:
-    """One compiled step. If it does not fit, only the needed and the available memory."""
+    """One compiled step or forward program. If it does not fit, only its memory is known."""
 
     rows: int  # rows of a batch
     useful_flops: float  # FLOPs of the model's products in one step on all chips, without remat
@@ -78,6 +80,7 @@ class CompiledStep:
 
 
 STEP: Final = pydantic.TypeAdapter(CompiledStep)
+_REQUEST: Final[pydantic.TypeAdapter[AnyRequest]] = pydantic.TypeAdapter(AnyRequest)
 # Names of the files in the folder of a compiling process.
 REQUEST: Final = "request.json"
 RESULT: Final = "result.json"
@@ -100,8 +103,8 @@ def quick_refusal() -> str | None:
     )
 
 
-def compile_step(request: CompileRequest) -> CompiledStep:
-    """Compiles a step for its topology and reads the result.
+def compile_step(request: AnyRequest) -> CompiledStep:
+    """Compiles a program for its topology and reads the result.
 
     Run it in a separate process and end the process soon: after a quick step, the compiler
     continues in a thread.
@@ -115,8 +118,12 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     schedules.mkdir()
     write_schedules(schedules)
     topology = parse_topology(request.topology)
-    mesh = make_mesh(request.mesh, open_devices(topology, slices=request.mesh.slices))
-    step = lower_step(request, mesh)
+    if isinstance(request, ForwardRequest):  # all devices run the same program, each for itself
+        mesh = make_mesh(MeshSection(), open_devices(topology, slices=1)[:1])
+        step = lower_forward(request, mesh)
+    else:
+        mesh = make_mesh(request.mesh, open_devices(topology, slices=request.mesh.slices))
+        step = lower_step(request, mesh)
     return compile_lowered(
         step, mesh, topology=topology, schedules=schedules, quick=request.quick, folder=folder
     )
@@ -190,7 +197,7 @@ def main(folder: str) -> None:
     (a topology unknown to this libtpu) have the error, see `error_to_json`. ``failed`` and
     ``traceback`` describe other errors.
     """
-    request = CompileRequest.model_validate_json(Path(folder, REQUEST).read_bytes())
+    request = _REQUEST.validate_json(Path(folder, REQUEST).read_bytes())
     result: dict[str, Any] = {}
     try:
         result["step"] = STEP.dump_python(compile_step(request), mode="json")

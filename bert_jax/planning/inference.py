@@ -1,0 +1,111 @@
+"""Plans of `bert-jax score`: documents per second and the cost of a billion documents.
+
+All devices of a slice run the same program without each other, so one device is compiled. The
+estimates exclude reading and tokenising: the hosts must keep up.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from bert_jax.parallel.topology import TpuTopology, parse_topology
+from bert_jax.planning.compilation.step import CompiledStep, quick_refusal
+from bert_jax.planning.compiler import Compiler
+from bert_jax.planning.estimate import StepEstimate, estimate_step
+from bert_jax.planning.planning import QUICK_NOTE, SHALLOW
+from bert_jax.planning.prices import Prices
+from bert_jax.planning.request import CompilerVersions, ForwardRequest, installed_versions
+
+BILLION: Final = 10**9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InferencePlan:
+    """The forward program for rows of one length, on the devices of a slice."""
+
+    topology: TpuTopology  # topology of one slice
+    slices: int
+    length: int  # tokens of a row, padding included
+    step: CompiledStep  # a batch on one device
+    versions: CompilerVersions  # versions that compiled the program
+    notes: tuple[str, ...] = ()  # limits of the estimates, as sentences
+
+    @property
+    def name(self) -> str:
+        """The topology's name, with the number of slices: ``v5e:4x4``, ``v5e:4x4 × 2``."""
+        return self.topology.name + (f" × {self.slices}" if self.slices > 1 else "")
+
+    @property
+    def chips(self) -> int:
+        """The number of chips in all slices."""
+        return self.topology.chips * self.slices
+
+    @property
+    def fits(self) -> bool:
+        """Whether the program fits into memory."""
+        return self.step.memory is not None
+
+    @property
+    def hbm_share(self) -> float:
+        """The share of a device's HBM that the program needs."""
+        available = self.topology.accelerator.device_hbm_bytes
+        return self.step.peak / (self.step.available_bytes or available)
+
+    @property
+    def estimate(self) -> StepEstimate:
+        """The estimated time of a batch on one device. Raises ValueError if it does not fit."""
+        accelerator = self.topology.accelerator
+        return estimate_step(self.step, accelerator, chips=1 / accelerator.devices_per_chip)
+
+    @property
+    def documents_per_second(self) -> float:
+        """Estimated rows per second of all devices. Raises ValueError if it does not fit."""
+        return self.estimate.rows_per_second * self.topology.devices * self.slices
+
+    @property
+    def hours(self) -> float:
+        """Estimated hours for a billion rows. Raises ValueError if the program does not fit."""
+        return BILLION / self.documents_per_second / 3600
+
+    def dollars(self, prices: Prices, *, spot: bool = False) -> float | None:
+        """Returns the estimated cost of a billion rows in US dollars.
+
+        Returns None if the program does not fit or the chip has no price.
+        """
+        price = prices.chip_hour.get(self.topology.accelerator.name)
+        rate = price and (price.spot if spot else price.on_demand)
+        return self.hours * self.chips * rate if self.fits and rate is not None else None
+
+
+def plan_inference(
+    requests: Sequence[ForwardRequest], *, slices: int, exact: bool, compiler: Compiler
+) -> list[InferencePlan]:
+    """Compiles forward programs of one model.
+
+    With `exact`, the compiler generates code for all programs; otherwise only for shallow models.
+    Raises the same errors as `Compiler.steps`.
+    """
+    why_exact = quick_refusal()
+    first = requests[0]
+    depth = first.model.resolve(vocab_size=first.vocab_size).num_hidden_layers
+    quick = depth > SHALLOW and not exact and why_exact is None
+    named = [
+        each.model_copy(update={"topology": parse_topology(each.topology).name, "quick": quick})
+        for each in requests
+    ]
+    steps = compiler.steps(named)
+    versions = installed_versions()
+    notes = [QUICK_NOTE] if any(step.quick for step in steps) else []
+    if why_exact and depth > SHALLOW and not exact:
+        notes.append(why_exact)
+    return [
+        InferencePlan(
+            topology=parse_topology(request.topology),
+            slices=slices,
+            length=request.length,
+            step=step,
+            versions=versions,
+            notes=tuple(notes),
+        )
+        for request, step in zip(named, steps, strict=True)
+    ]
