@@ -9,7 +9,8 @@ from etils import epath
 from bert_jax.corpus.job import Job, ScoredModel
 from bert_jax.corpus.parts import InputPart
 from bert_jax.corpus.program import IdleClock, Program
-from bert_jax.corpus.score_part import PARTS, PartRecord, PartSettings, Progress, score_part
+from bert_jax.corpus.score_part import PARTS, PartRecord, Progress, score_part
+from bert_jax.corpus.settings import PartSettings
 from bert_jax.corpus.workers import open_program, score_with_workers
 from bert_jax.data.worker_process import available_cores
 from bert_jax.pipelines.engines.beam import BeamEngine

@@ -14,11 +14,11 @@ from jax.sharding import Mesh
 from bert_jax.corpus.keep import Condition
 from bert_jax.corpus.parts import InputPart, find_parts
 from bert_jax.corpus.program import IdleClock, Program
-from bert_jax.corpus.reading import PartReader, WindowLimits
+from bert_jax.corpus.reading import PartReader
 from bert_jax.corpus.results import Results, Tags, Vectors, results_of_head
-from bert_jax.corpus.score_part import PARTS, PartRecord, PartSettings, encode_window, record_path
+from bert_jax.corpus.score_part import PARTS, PartRecord, encode_window, record_path
 from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
-from bert_jax.corpus.windows import BatchShape
+from bert_jax.corpus.settings import BatchShape, PartSettings, WindowLimits
 from bert_jax.errors import UserError, commas
 from bert_jax.feature_extraction.extractor import settings_for, vector_forward
 from bert_jax.files.atomic import write_whole
@@ -256,12 +256,7 @@ def _lengths(parts: Sequence[InputPart], settings: PartSettings, model: ScoredMo
     sample = np.zeros(0, np.int64)
     characters, rows = 1, 1
     for part in parts[:3]:  # a first part may be empty
-        reader = PartReader(
-            part,
-            settings.section,
-            results=settings.results.schema.names,
-            lists=isinstance(settings.results, Tags),
-        )
+        reader = PartReader(part, settings)
         window = next(reader.windows(_SAMPLE), None)
         if window is not None and window.texts:
             sample = encode_window(window, settings).lengths

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import fsspec.core
 from etils import epath
 
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.errors import UserError, commas
 from bert_jax.files.parquet import open_parquet
 from bert_jax.files.remote import is_remote
@@ -29,6 +30,7 @@ FORMATS: Final = {
     ".csv": "table",
     ".tsv": "table",
 }
+DATASET: Final = "dataset"
 _PACKED_FORMATS: Final = ("jsonl", "text")
 
 
@@ -50,18 +52,19 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
     """Returns the parts of all files that match patterns, in order of their outputs' names.
 
     A pattern is a file, a glob or a directory, which stands for all its files of a known format at
-    any depth. Names are relative to the deepest directory that contains all patterns.
+    any depth, or a dataset of `bert-jax examples`. Names are relative to the deepest directory that
+    contains all patterns.
 
     Raises UserError if a pattern matches no file, a format is unknown, or two files would have the
     same output.
     """
-    found = sorted({path for pattern in patterns for path in _files_of(pattern)})
+    datasets = {str(path) for path in map(_expanded, patterns) if _is_dataset(path)}
+    others = [pattern for pattern in patterns if str(_expanded(pattern)) not in datasets]
+    files = {path for pattern in others for path in _files_of(pattern)}
     root = _root(patterns)
-    parts = [
-        part
-        for path in found
-        for part in _cut(path, name=_below(path, root), part_bytes=part_bytes)
-    ]
+    parts = [part for path in datasets for part in _cut_dataset(path, _below(path, root))]
+    for path in files:
+        parts += _cut(path, name=_below(path, root), part_bytes=part_bytes)
     twice = [stem for stem, n in collections.Counter(part.stem for part in parts).items() if n > 1]
     if twice:
         same = [part.file.path for part in parts if part.stem == twice[0]]
@@ -74,8 +77,12 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
     return sorted(parts, key=lambda part: part.stem)
 
 
+def _expanded(pattern: str) -> epath.Path:
+    return epath.Path(pattern).expanduser()
+
+
 def _files_of(pattern: str) -> list[str]:
-    directory = epath.Path(pattern).expanduser()
+    directory = _expanded(pattern)
     if not directory.is_dir():
         return find_files([pattern], key="score.input")
     found = [path for path in _walk(str(directory)) if format_of(path) is not None]
@@ -106,6 +113,26 @@ def format_of(path: str) -> str | None:
     """Returns the format of a file by its suffix, or None if it is unknown."""
     found = FORMATS.get(bare_suffix(path))
     return None if is_packed(path) and found not in _PACKED_FORMATS else found
+
+
+def _is_dataset(path: epath.PathLike) -> bool:
+    return all(
+        (epath.Path(path) / name).exists() for name in (PROVENANCE_NAME, "dataset_info.json")
+    )
+
+
+def _cut_dataset(path: str, name: str) -> list[InputPart]:
+    """Returns a part per shard of a dataset of `bert-jax examples`."""
+    parts = []
+    for split, record in read_provenance(epath.Path(path)).splits.items():
+        start = 0
+        for at, shard in enumerate(record.shards):
+            stop = start + shard.examples
+            label = "/".join(filter(None, (name, split)))
+            file = FilePart(path, label, start, stop, format=DATASET, bytes=shard.bytes)
+            parts.append(InputPart(file, shard.bytes, f"{label}-{at:05}"))
+            start = stop
+    return parts
 
 
 def _cut(path: str, *, name: str, part_bytes: int) -> list[InputPart]:

@@ -6,8 +6,11 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from bert_jax.corpus.parts import InputPart
-from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
+from bert_jax.corpus.parts import DATASET, InputPart
+from bert_jax.corpus.results import Tags
+from bert_jax.corpus.section import EVERY_COLUMN
+from bert_jax.corpus.settings import PartSettings, WindowLimits
+from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.row_errors import RowError, RowErrors
 from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError, commas, did_you_mean, first_line
@@ -21,13 +24,6 @@ _ID: Final = "id"
 _TEXT: Final = "text"
 _ROWS_AT_ONCE: Final = 1024  # rows of a Parquet file that are decoded together
 _DAMAGED: Final = ("parquet.unreadable", "text.damaged", "file.unreadable", "text.not_utf8")
-
-
-class WindowLimits(NamedTuple):
-    """Limits of the rows that are encoded and sorted together."""
-
-    rows: int
-    characters: int
 
 
 class RowWindow(NamedTuple):
@@ -62,19 +58,10 @@ class PartReader:
         damage: why reading ended before the end of the file, or None.
     """
 
-    def __init__(
-        self, part: InputPart, section: ScoreSection, *, results: Sequence[str], lists: bool
-    ) -> None:
-        """Opens nothing yet.
-
-        Args:
-            part: range of a file.
-            section: names of columns, and what to do with rows that cannot be read.
-            results: names of the columns of the result, which no copied column may have.
-            lists: whether a text may also be a list of words.
-        """
-        self._part, self._section, self._results, self._lists = part, section, results, lists
-        self.errors = RowErrors(section.on_error, setting="score.on_error=skip")
+    def __init__(self, part: InputPart, settings: PartSettings) -> None:
+        """Opens nothing yet."""
+        self._part, self._section, self._settings = part, settings.section, settings
+        self.errors = RowErrors(settings.section.on_error, setting="score.on_error=skip")
         self.damage: str | None = None
         self._types: dict[str, pa.DataType] = {}  # JSON lines: types of the first window
 
@@ -83,7 +70,12 @@ class PartReader:
 
         Raises UserError if the file is damaged, a column is missing, or a row cannot be read.
         """
-        read = {"parquet": self._parquet, "jsonl": self._jsonl, "text": self._lines}
+        read = {
+            "parquet": self._parquet,
+            "jsonl": self._jsonl,
+            "text": self._lines,
+            DATASET: self._examples,
+        }
         windows = read.get(self._part.file.format, self._table)(limits)
         while True:
             try:
@@ -114,7 +106,7 @@ class PartReader:
                     place=setting,
                 )
         for name in copied:
-            if name in (*self._results, _ID):
+            if name in (*self._settings.results.schema.names, _ID):
                 raise UserError(
                     "score.column_taken",
                     f'found "{name}", which is also a column of the result. Leave it out, or '
@@ -182,9 +174,10 @@ class PartReader:
     ) -> list[int] | None:
         """Returns the indices of rows whose texts can be read, or None if all can."""
         bad: set[int] = set()
+        lists = isinstance(self._settings.results, Tags)
         for column, values in ((self._section.text, texts), (self._section.pair, pairs or ())):
             for at, value in enumerate(values):
-                if isinstance(value, str) or (self._lists and _is_words(value)) or at in bad:
+                if isinstance(value, str) or (lists and _is_words(value)) or at in bad:
                     continue
                 kind = "null" if value is None else type(value).__name__
                 kind = "text that is not UTF-8" if value is _NOT_UTF8 else kind
@@ -236,6 +229,23 @@ class PartReader:
         yield from self._of_rows(
             rows(), limits, place_of=lambda offset: f"line {line_number(path, offset)}"
         )
+
+    def _examples(self, limits: WindowLimits) -> Iterator[RowWindow]:
+        """Yields the examples of a shard. Their tokens are those of the model's tokenizer."""
+        file, section = self._part.file, self._section
+        if section.columns or section.pair or section.id:
+            raise UserError(
+                "score.column_of_dataset",
+                f"found {file.path}, a dataset of `bert-jax examples`, which has no columns",
+                place="score.columns" if section.columns else "score.pair",
+            )
+        dataset = open_dataset(file.path, file.name.rpartition("/")[2])
+        dataset.provenance.require_tokenizer(self._settings.tokenizer.hash, place="score.model")
+        rows = min(limits.rows, max(limits.characters // max(int(dataset.lengths.max()), 1), 1))
+        for start in range(file.start, file.stop, rows):
+            places = range(start, min(start + rows, file.stop))
+            ids = pa.array([document_id(file.name, place) for place in places], pa.string())
+            yield RowWindow({_ID: ids}, dataset.__getitems__(places), None)
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yields the lines that start in the part, with their offsets in the unpacked file."""

@@ -14,34 +14,18 @@ from etils import epath
 from bert_jax.corpus.keep import Condition
 from bert_jax.corpus.parts import InputPart
 from bert_jax.corpus.program import Forward
-from bert_jax.corpus.reading import PartReader, RowWindow, WindowLimits
+from bert_jax.corpus.reading import PartReader, RowWindow
 from bert_jax.corpus.results import Results, Tags
-from bert_jax.corpus.section import ScoreSection
+from bert_jax.corpus.settings import PartSettings
 from bert_jax.corpus.summary import PartSummary
-from bert_jax.corpus.windows import BatchShape, EncodedWindow, TagWindow, TextWindow, plan_batches
+from bert_jax.corpus.windows import EncodedWindow, TagWindow, TextWindow, plan_batches
 from bert_jax.corpus.writing import open_part
 from bert_jax.errors import Diverged
 from bert_jax.files.atomic import write_whole
-from bert_jax.tasks.rows import RowTask
-from bert_jax.text.tokenizer import Tokenizer
 
 PARTS: Final = "_parts"
 """Directory of the records of finished parts, below the output directory."""
 _IN_FLIGHT: Final = 64  # batches that were submitted and not collected
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PartSettings:
-    """What decides the results of a part, besides the model's parameters. Can be pickled."""
-
-    section: ScoreSection
-    tokenizer: Tokenizer
-    results: Results
-    task: RowTask | None  # task of a head that tags words
-    prefix: str  # text before every text
-    max_length: int
-    shapes: tuple[BatchShape, ...]  # shapes of batches over all devices of a process
-    limits: WindowLimits
 
 
 class Progress(NamedTuple):
@@ -87,9 +71,7 @@ def score_part(
     began = time.monotonic()
     section = settings.section
     results = settings.results
-    reader = PartReader(
-        part, section, results=results.schema.names, lists=isinstance(results, Tags)
-    )
+    reader = PartReader(part, settings)
     name = f"{part.stem}.{section.format}"
     target = epath.Path(section.output) / name
     condition: Condition | None = None
@@ -100,7 +82,7 @@ def score_part(
             table = _table(window, columns, results)
             if condition is None and section.keep is not None:
                 condition = Condition(section.keep, columns=table.column_names)
-            summary = summary or PartSummary(condition)
+            summary = summary or PartSummary(condition, results=results.schema.names)
             kept = table if condition is None else condition.kept(table)
             summary.add(table, window.texts)
             writer.write(kept)
@@ -138,13 +120,13 @@ def encode_window(window: RowWindow, settings: PartSettings) -> EncodedWindow:
     if isinstance(settings.results, Tags):
         assert settings.task is not None
         return TagWindow(window.texts, task=settings.task, results=settings.results)
-    prefix = settings.prefix
     return TextWindow(
-        [prefix + text for text in window.texts] if prefix else window.texts,
+        window.texts,
         window.pairs,
         tokenizer=settings.tokenizer,
         max_length=settings.max_length,
         results=settings.results,
+        prefix=settings.prefix,
     )
 
 

@@ -9,20 +9,15 @@ import pyarrow as pa
 
 from bert_jax.corpus.program import INPUT_IDS, LENGTHS, SECONDS
 from bert_jax.corpus.results import Results, Tags
+from bert_jax.corpus.settings import BatchShape
+from bert_jax.data.dataset.schema import Example
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.rows.collate import assemble
+from bert_jax.data.rows.collate import assemble, special_tokens
 from bert_jax.inference.lengths import bucket_of
 from bert_jax.task import Row
 from bert_jax.tasks.batches import collate_inputs
 from bert_jax.tasks.rows import RowTask
 from bert_jax.text.tokenizer import Tokenizer
-
-
-class BatchShape(NamedTuple):
-    """Rows and padded length of a batch."""
-
-    rows: int
-    length: int
 
 
 class PlannedBatch(NamedTuple):
@@ -78,29 +73,31 @@ class TextWindow(EncodedWindow):
 
     def __init__(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str] | Sequence[Example],
         pairs: Sequence[str] | None,
         *,
         tokenizer: Tokenizer,
         max_length: int,
         results: Results,
+        prefix: str = "",
     ) -> None:
-        """Encodes the texts. If a pair is too long, its longer text loses its last tokens."""
+        """Encodes the texts, each after `prefix`, or takes the tokens of examples.
+
+        If a pair is too long, its longer text loses its last tokens.
+        """
         self._results, self._special = results, tokenizer.special
         self._dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
         self._seconds: np.ndarray | None = None
-        if pairs is None:
-            room = max_length - 2
-            found = tokenizer.encode_starts(texts, room + 1)  # one more shows that a text is cut
-            self.cut = sum(len(ids) > room for ids in found)
-            self._ids = [ids[:room] for ids in found]
+        firsts, seconds = _tokens(texts, pairs, tokenizer, max_length=max_length, prefix=prefix)
+        if seconds is None:
+            room = max_length - special_tokens(tokenizer, pair=False)
+            self.cut = sum(len(ids) > room for ids in firsts)
+            self._ids = [ids[:room] for ids in firsts]
             self.lengths = np.array([len(ids) + 2 for ids in self._ids], np.int64)
             return
         encoded = [
-            assemble(first, second, tokenizer, max_length=max_length)
-            for first, second in zip(
-                tokenizer.encode_batch(texts), tokenizer.encode_batch(pairs), strict=True
-            )
+            assemble(first.tolist(), second, tokenizer, max_length=max_length)
+            for first, second in zip(firsts, seconds, strict=True)
         ]
         self.cut = sum(row.cut for row in encoded)
         self._ids = [np.array(row.ids[1:-1], np.int32) for row in encoded]
@@ -129,6 +126,34 @@ class TextWindow(EncodedWindow):
         """Returns the columns of the results."""
         width = outputs[0].shape[-1] if outputs else 0
         return self._results.columns(np.array(outputs, np.float32).reshape(len(outputs), width))
+
+
+def _tokens(
+    texts: Sequence[str] | Sequence[Example],
+    pairs: Sequence[str] | None,
+    tokenizer: Tokenizer,
+    *,
+    max_length: int,
+    prefix: str,
+) -> tuple[list[np.ndarray], list[list[int] | None] | None]:
+    """Returns the tokens of first texts, and of second texts, without special tokens.
+
+    If no text has a second one, returns at least `max_length` tokens of a longer text.
+    """
+    examples = [each for each in texts if isinstance(each, Example)]
+    if examples:
+        firsts = [each.input_ids[1 : each.first_length - 1] for each in examples]
+        gap = tokenizer.separators - 1
+        seconds = [
+            each.input_ids[each.first_length + gap : -1].tolist() if each.has_pair else None
+            for each in examples
+        ]
+        return firsts, seconds if any(each.has_pair for each in examples) else None
+    known = [prefix + text for text in texts if isinstance(text, str)]
+    if pairs is None:
+        return tokenizer.encode_starts(known, max_length), None
+    firsts = [np.array(ids, np.int32) for ids in tokenizer.encode_batch(known)]
+    return firsts, [*tokenizer.encode_batch(pairs)]
 
 
 class TagWindow(EncodedWindow):
