@@ -18,12 +18,13 @@ from bert_jax.corpus.reading import PartReader
 from bert_jax.corpus.results import Results, Tags, Vectors, results_of_head
 from bert_jax.corpus.score_part import PARTS, PartRecord, encode_window, record_path
 from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
-from bert_jax.corpus.settings import BatchShape, PartSettings, WindowLimits
+from bert_jax.corpus.settings import PartSettings, WindowLimits
 from bert_jax.errors import UserError, commas
 from bert_jax.feature_extraction.extractor import settings_for, vector_forward
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import each
+from bert_jax.inference.batches import BatchShape
 from bert_jax.inference.lengths import bucket_of, choose_lengths
 from bert_jax.interop.open_model import OpenModel, open_model
 from bert_jax.model.shape_cost import inference_cost

@@ -38,8 +38,11 @@ class Condition:
         threshold: the first comparison of a column with a number, if there is one.
     """
 
-    def __init__(self, text: str, *, columns: Collection[str]) -> None:
-        """Parses a condition. Raises UserError if it is not one, or names another column."""
+    def __init__(self, text: str, *, columns: Collection[str] | None) -> None:
+        """Parses a condition on `columns`; None allows all.
+
+        Raises UserError if the text is no condition, or names another column.
+        """
         self._columns = columns
         self.threshold: Threshold | None = None
         try:
@@ -102,7 +105,7 @@ class Condition:
     def _value(self, node: ast.expr) -> Any:
         if (path := _path_of(node)) is None:
             return pc.scalar(self._constant(node))
-        if path[0] not in self._columns:
+        if self._columns is not None and path[0] not in self._columns:
             raise UserError(
                 "score.keep_column",
                 f'found "{path[0]}", allowed: '

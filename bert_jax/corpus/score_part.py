@@ -18,10 +18,11 @@ from bert_jax.corpus.reading import PartReader, RowWindow
 from bert_jax.corpus.results import Results, Tags
 from bert_jax.corpus.settings import PartSettings
 from bert_jax.corpus.summary import PartSummary
-from bert_jax.corpus.windows import EncodedWindow, TagWindow, TextWindow, plan_batches
+from bert_jax.corpus.windows import EncodedWindow, TagWindow, TextWindow
 from bert_jax.corpus.writing import open_part
 from bert_jax.errors import Diverged
 from bert_jax.files.atomic import write_whole
+from bert_jax.inference.batches import plan_batches
 
 PARTS: Final = "_parts"
 """Directory of the records of finished parts, below the output directory."""

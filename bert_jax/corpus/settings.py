@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from bert_jax.corpus.results import Results
 from bert_jax.corpus.section import ScoreSection
+from bert_jax.inference.batches import BatchShape
 from bert_jax.tasks.rows import RowTask
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -14,13 +15,6 @@ class WindowLimits(NamedTuple):
 
     rows: int
     characters: int
-
-
-class BatchShape(NamedTuple):
-    """Rows and padded length of a batch."""
-
-    rows: int
-    length: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,50 +2,21 @@
 
 import abc
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from bert_jax.corpus.program import INPUT_IDS, LENGTHS, SECONDS
 from bert_jax.corpus.results import Results, Tags
-from bert_jax.corpus.settings import BatchShape
 from bert_jax.data.dataset.schema import Example
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.rows.collate import assemble, special_tokens
-from bert_jax.inference.lengths import bucket_of
+from bert_jax.inference.batches import PlannedBatch
 from bert_jax.task import Row
 from bert_jax.tasks.batches import collate_inputs
 from bert_jax.tasks.rows import RowTask
 from bert_jax.text.tokenizer import Tokenizer
-
-
-class PlannedBatch(NamedTuple):
-    """The rows of a batch. Rows that are missing to the shape are padding."""
-
-    rows: np.ndarray  # indices in the window, int64
-    shape: BatchShape
-
-
-def plan_batches(lengths: np.ndarray, shapes: Sequence[BatchShape]) -> list[PlannedBatch]:
-    """Divides rows into batches, longest first.
-
-    The batches depend on nothing but the arguments, so that the same rows have the same results on
-    every engine. Only the last batch can have padding rows.
-
-    Args:
-        lengths: number of tokens of each row, int [rows].
-        shapes: shapes in ascending order of lengths. The last one holds the longest row.
-    """
-    buckets = [shape.length for shape in shapes]
-    order = np.argsort(-lengths, kind="stable")
-    batches, start = [], 0
-    while start < len(order):
-        shape = shapes[buckets.index(bucket_of(int(lengths[order[start]]), buckets))]
-        rows = order[start : start + shape.rows]
-        batches.append(PlannedBatch(rows, shape))
-        start += len(rows)
-    return batches
 
 
 class EncodedWindow(abc.ABC):

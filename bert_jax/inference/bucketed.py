@@ -9,8 +9,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
+from bert_jax.inference.batches import BatchShape, PlannedBatch, plan_batches
 from bert_jax.inference.execution import ForwardDtype, forward_model_of_run, in_read_dtypes
-from bert_jax.inference.lengths import choose_lengths, fitting, reuse
+from bert_jax.inference.lengths import choose_lengths, reuse
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.model.shape_cost import ShapeCost, inference_cost
@@ -99,7 +100,7 @@ class BucketedInference:
         self._mesh, self._share = mesh, process_share(mesh)
         self._max_length, self._cost = max_length, cost
         self._seen = 0  # number of rows in all calls so far
-        self._met: set[tuple[int, int]] = set()  # compiled shapes: (rows, length)
+        self._met: set[BatchShape] = set()  # compiled shapes: (rows, length)
         self._forward = _jit_forward(forward, mesh)
 
     def __call__(
@@ -109,7 +110,7 @@ class BucketedInference:
 
         `lengths` are the token counts, [rows]. `make_batch` collates this host's rows of a batch.
         """
-        pending: tuple[np.ndarray, tuple[int, int], Any] | None = None
+        pending: tuple[np.ndarray, BatchShape, Any] | None = None
         for rows, shape in self._plan(np.asarray(lengths)):
             STOP.between_batches()
             outputs = self._dispatch(params, rows, shape, make_batch)
@@ -132,8 +133,8 @@ class BucketedInference:
     def _whole(self, rows: int) -> int:
         return -(-rows // self._parts) * self._parts
 
-    def _plan(self, lengths: np.ndarray) -> list[tuple[np.ndarray, tuple[int, int]]]:
-        """Returns the rows and the shape of each batch, shortest rows first."""
+    def _plan(self, lengths: np.ndarray) -> list[PlannedBatch]:
+        """Returns the batches, shortest rows first."""
         count = len(lengths)
         if not count:
             return []
@@ -145,18 +146,11 @@ class BucketedInference:
         chosen = choose_lengths(lengths, max_length=self._max_length, program=program)
         compiled = [length for rows, length in self._met if rows == self._size(length, count)]
         chosen = reuse(chosen, compiled, slack=slack)
-        order = np.argsort(lengths, kind="stable")
-        padded = fitting(lengths[order], chosen)
-        batches, end = [], count
-        while end:
-            length = int(padded[end - 1])
-            size = self._size(length, count)
-            batches.append((order[max(end - size, 0) : end], (size, length)))
-            end = max(end - size, 0)
-        return batches[::-1]
+        shapes = [BatchShape(self._size(length, count), length) for length in chosen]
+        return plan_batches(lengths, shapes)[::-1]
 
     def _dispatch(
-        self, params: Any, rows: np.ndarray, shape: tuple[int, int], make_batch: MakeBatch
+        self, params: Any, rows: np.ndarray, shape: BatchShape, make_batch: MakeBatch
     ) -> Any:
         size, length = shape
         local = make_batch(
@@ -176,7 +170,7 @@ def _jit_forward(forward: Callable[[Any, Batch], Any], mesh: Mesh) -> jax.stages
     return jax.jit(forward, out_shardings=replicated(mesh))
 
 
-def _fetch(rows: np.ndarray, shape: tuple[int, int], outputs: Any) -> ComputedBatch:
+def _fetch(rows: np.ndarray, shape: BatchShape, outputs: Any) -> ComputedBatch:
     return ComputedBatch(
         rows, *shape, jax.tree.map(lambda leaf: leaf[: len(rows)], jax.device_get(outputs))
     )
