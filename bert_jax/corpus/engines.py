@@ -1,5 +1,6 @@
 """Runs the parts of a job on workers of this machine, or on Apache Beam."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from bert_jax.corpus.score_part import PARTS, PartRecord, Progress, score_part
 from bert_jax.corpus.settings import PartSettings
 from bert_jax.corpus.workers import open_program, score_with_workers
 from bert_jax.data.worker_process import available_cores
+from bert_jax.errors import UserError
 from bert_jax.pipelines.engines.beam import BeamEngine
 
 
@@ -48,7 +50,10 @@ def run_parts(
     section = settings.section
     if section.engine == "beam":
         directory = epath.Path(section.output) / PARTS
-        with BeamEngine(section.beam, workers=section.workers, directory=directory) as engine:
+        with (
+            _placed(),
+            BeamEngine(section.beam, workers=section.workers, directory=directory) as engine,
+        ):
             for _, record in engine.run(score_on_beam, [BeamJob(part, settings) for part in parts]):
                 yield record
         return
@@ -56,6 +61,18 @@ def run_parts(
     yield from score_with_workers(
         parts, settings, workers=workers.processes, program=program, report=report
     )
+
+
+@contextlib.contextmanager
+def _placed() -> Iterator[None]:
+    """Corrects the place of an error about Beam's settings: ``score.beam.runner``."""
+    try:
+        yield
+    except UserError as error:
+        _, found, setting = error.place.partition("examples.")
+        if not found:
+            raise
+        raise error.with_place(f"score.{setting}") from error
 
 
 class BeamJob(NamedTuple):

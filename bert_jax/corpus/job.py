@@ -19,7 +19,7 @@ from bert_jax.corpus.results import Results, Tags, Vectors, results_of_head
 from bert_jax.corpus.score_part import PARTS, PartRecord, encode_window, record_path
 from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
 from bert_jax.corpus.settings import PartSettings, WindowLimits
-from bert_jax.errors import UserError, commas
+from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.feature_extraction.extractor import settings_for, vector_forward
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
@@ -81,7 +81,10 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
     model, run = opened
     heads, architecture = model.heads, model.architecture
     if section.result == "head" or (section.result == "auto" and heads.task is not None):
-        refuse_ignored(section, *_SETTINGS_OF_VECTORS, allowed="result: vector")
+        try:
+            refuse_ignored(section, *_SETTINGS_OF_VECTORS, allowed="result: vector")
+        except SettingError as error:
+            raise error.at(f"score.{error.place}") from None
         if heads.task not in _HEADS:
             raise UserError(
                 "score.head",
