@@ -12,8 +12,9 @@ from etils import epath
 
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.errors import UserError, commas
+from bert_jax.files.hub import dataset_files, is_dataset_file
 from bert_jax.files.parquet import open_parquet
-from bert_jax.files.remote import is_remote
+from bert_jax.files.remote import each, is_remote
 from bert_jax.pipelines.sources.files import (
     FilePart,
     bare_suffix,
@@ -58,13 +59,16 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
     Raises UserError if a pattern matches no file, a format is unknown, or two files would have the
     same output.
     """
-    datasets = {str(path) for path in map(_expanded, patterns) if _is_dataset(path)}
+    local = [pattern for pattern in patterns if not is_dataset_file(pattern)]
+    datasets = {str(path) for path in map(_expanded, local) if _is_dataset(path)}
     others = [pattern for pattern in patterns if str(_expanded(pattern)) not in datasets]
-    files = {path for pattern in others for path in _files_of(pattern)}
-    root = _root(patterns)
+    files: dict[str, int] = {}
+    for pattern in others:
+        files |= _files_of(pattern)
+    root = _root([*datasets, *files] if any(map(is_dataset_file, patterns)) else patterns)
     parts = [part for path in datasets for part in _cut_dataset(path, _below(path, root))]
-    for path in files:
-        parts += _cut(path, name=_below(path, root), part_bytes=part_bytes)
+    for path, size in files.items():
+        parts += _cut(path, size, name=_below(path, root), part_bytes=part_bytes)
     twice = [stem for stem, n in collections.Counter(part.stem for part in parts).items() if n > 1]
     if twice:
         same = [part.file.path for part in parts if part.stem == twice[0]]
@@ -81,18 +85,27 @@ def _expanded(pattern: str) -> epath.Path:
     return epath.Path(pattern).expanduser()
 
 
-def _files_of(pattern: str) -> list[str]:
-    directory = _expanded(pattern)
-    if not directory.is_dir():
-        return find_files([pattern], key="score.input")
-    found = [path for path in _walk(str(directory)) if format_of(path) is not None]
+def _files_of(pattern: str) -> dict[str, int]:
+    """Returns the sizes of the files that match a pattern."""
+    if is_dataset_file(pattern):
+        found = {path: n for path, n in dataset_files(pattern).items() if format_of(path)}
+    elif _expanded(pattern).is_dir():
+        directory = str(_expanded(pattern))
+        found = _sizes([path for path in _walk(directory) if format_of(path) is not None])
+    else:
+        return _sizes(find_files([pattern], key="score.input"))
     if not found:
         raise UserError(
-            "score.empty_directory",
-            f"found no file in {directory} that ends in {commas(FORMATS)}",
+            "score.no_file",
+            f"found no file in {pattern} that ends in {commas(FORMATS)}",
             place="score.input",
         )
     return found
+
+
+def _sizes(paths: Sequence[str]) -> dict[str, int]:
+    sizes = each(lambda path: path.stat().length, list(map(epath.Path, paths)))
+    return dict(zip(paths, sizes, strict=True))
 
 
 def _walk(directory: str) -> Iterator[str]:
@@ -135,7 +148,7 @@ def _cut_dataset(path: str, name: str) -> list[InputPart]:
     return parts
 
 
-def _cut(path: str, *, name: str, part_bytes: int) -> list[InputPart]:
+def _cut(path: str, size: int, *, name: str, part_bytes: int) -> list[InputPart]:
     kind = format_of(path)
     if kind is None:
         packed = "; .jsonl and .txt also packed" if is_packed(path) else ""
@@ -144,9 +157,10 @@ def _cut(path: str, *, name: str, part_bytes: int) -> list[InputPart]:
             f"found {path}, allowed: files that end in {commas(FORMATS)}{packed}",
             place="score.input",
         )
-    size = epath.Path(path).stat().length
     files = [FilePart(path, name, 0, size)]
-    if size > part_bytes and kind == "parquet":
+    if is_dataset_file(path):  # cutting would read it
+        pass
+    elif size > part_bytes and kind == "parquet":
         files = _cut_parquet(path, name, part_bytes)
     elif size > part_bytes and kind != "table":  # a quoted field of a table may contain line ends
         files = cut_file(path, name, part_bytes=part_bytes, is_gap=lambda line: True)

@@ -1,5 +1,6 @@
 """Reads the rows of an input part, in windows of limited size."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,7 @@ from bert_jax.data.row_errors import RowError, RowErrors
 from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError, commas, did_you_mean, first_line
 from bert_jax.files.download import local_copy
+from bert_jax.files.hub import is_dataset_file, temporary_copy
 from bert_jax.files.parquet import open_parquet
 from bert_jax.files.read import MAX_LINE, parse_json_object
 from bert_jax.pipelines.sources.documents import document_id
@@ -61,6 +63,7 @@ class PartReader:
     def __init__(self, part: InputPart, settings: PartSettings) -> None:
         """Opens nothing yet."""
         self._part, self._section, self._settings = part, settings.section, settings
+        self._path = part.file.path  # or a local copy
         self.errors = RowErrors(settings.section.on_error, setting="score.on_error=skip")
         self.damage: str | None = None
         self._types: dict[str, pa.DataType] = {}  # JSON lines: types of the first window
@@ -77,17 +80,21 @@ class PartReader:
             DATASET: self._examples,
         }
         windows = read.get(self._part.file.format, self._table)(limits)
-        while True:
-            try:
-                window = next(windows, None)
-            except UserError as error:
-                if self._section.on_error == "stop" or error.key not in _DAMAGED:
-                    raise
-                self.damage = str(error)
-                return
-            if window is None:
-                return
-            yield window
+        path = self._part.file.path
+        with contextlib.ExitStack() as stack:
+            if is_dataset_file(path):
+                self._path = str(stack.enter_context(temporary_copy(path)))
+            while True:
+                try:
+                    window = next(windows, None)
+                except UserError as error:
+                    if self._section.on_error == "stop" or error.key not in _DAMAGED:
+                        raise
+                    self.damage = str(error)
+                    return
+                if window is None:
+                    return
+                yield window
 
     def _asked(self, names: Sequence[str]) -> Asked:
         """Returns the columns to read of a file with these columns."""
@@ -117,7 +124,7 @@ class PartReader:
 
     def _parquet(self, limits: WindowLimits) -> Iterator[RowWindow]:
         file = self._part.file
-        with open_parquet(file.path) as opened:
+        with open_parquet(self._path) as opened:
             asked = self._asked(opened.schema_arrow.names)
             before = sum(opened.metadata.row_group(at).num_rows for at in range(file.start))
             groups = range(file.start, file.stop) if file.bytes is not None else None
@@ -192,10 +199,8 @@ class PartReader:
         return [at for at in range(len(texts)) if at not in bad] if bad else None
 
     def _jsonl(self, limits: WindowLimits) -> Iterator[RowWindow]:
-        path = self._part.file.path
-
         def place_of(offset: int) -> str:
-            return f"line {line_number(path, offset)}"
+            return f"line {line_number(self._path, offset)}"
 
         def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
             for offset, raw in self._raw_lines():
@@ -211,8 +216,7 @@ class PartReader:
         yield from self._of_rows(rows(), limits, place_of=place_of)
 
     def _refuse(self, offset: int, message: str) -> None:
-        path = self._part.file.path
-        place = f"{path}: line {line_number(path, offset)}"
+        place = f"{self._part.file.path}: line {line_number(self._path, offset)}"
         self.errors.refuse(RowError("score.row", message, place=place))
 
     def _lines(self, limits: WindowLimits) -> Iterator[RowWindow]:
@@ -225,9 +229,8 @@ class PartReader:
                 except UnicodeDecodeError as error:
                     self._refuse(offset, f"found no UTF-8 ({error.reason})")
 
-        path = self._part.file.path
         yield from self._of_rows(
-            rows(), limits, place_of=lambda offset: f"line {line_number(path, offset)}"
+            rows(), limits, place_of=lambda offset: f"line {line_number(self._path, offset)}"
         )
 
     def _examples(self, limits: WindowLimits) -> Iterator[RowWindow]:
@@ -251,7 +254,7 @@ class PartReader:
         """Yields the lines that start in the part, with their offsets in the unpacked file."""
         file = self._part.file
         stop = None if is_packed(file.path) else file.stop
-        with open_text(file.path) as opened:
+        with open_text(self._path) as opened:
             if file.start:
                 opened.seek(file.start)
             offset = file.start
@@ -260,13 +263,13 @@ class PartReader:
                     raise UserError(
                         "score.line_too_long",
                         f"longer than the limit of {MAX_LINE:,} bytes",
-                        place=f"{file.path}: line {line_number(file.path, offset)}",
+                        place=f"{file.path}: line {line_number(self._path, offset)}",
                     )
                 yield offset, raw.removeprefix(b"\xef\xbb\xbf") if offset == 0 else raw
                 offset += len(raw)
 
     def _table(self, limits: WindowLimits) -> Iterator[RowWindow]:
-        path = local_copy(self._part.file.path)
+        path = local_copy(self._path)
         rows = ((row.line, row.values) for row in read_table(Path(path), errors=self.errors))
         yield from self._of_rows(rows, limits, place_of=lambda line: f"line {line}")
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Final, NamedTuple
@@ -18,7 +19,7 @@ from bert_jax.corpus.program import Forward, IdleClock, Program
 from bert_jax.corpus.score_part import PartRecord, Progress, score_part
 from bert_jax.corpus.settings import PartSettings
 from bert_jax.data.worker_process import prepare_worker, without_main
-from bert_jax.errors import KeyedError, RunStopped
+from bert_jax.errors import KeyedError, RunStopped, first_line
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.pipelines.engines.local import use_one_thread
@@ -161,6 +162,11 @@ def _work(connection: Connection, settings: WorkerSettings) -> None:
             record = score_part(part, settings.part, forward, report=_reporter(connection, forward))
         except KeyedError as error:
             connection.send(error)
+            return
+        except Exception as error:
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            connection.send(RunStopped("score.worker_failed", reason, place=part.file.path))
             return
         connection.send(record)
 

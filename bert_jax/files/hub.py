@@ -5,8 +5,10 @@ itself (``HF_TOKEN``, `hf auth login`); this module never reads the token.
 """
 
 import contextlib
+import fnmatch
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -56,14 +58,8 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
     "train", "dev" or "test". Raises UserError if the dataset, revision or file does not exist or is
     not accessible, the hub does not answer, or `huggingface_hub` is not installed.
     """
-    hub, match = library(), _FILE.fullmatch(source)
-    if match is None:
-        raise UserError(
-            "hub.dataset_name",
-            f"not the name of a dataset, allowed: {DATASETS}OWNER/NAME[@REVISION][/FILE]",
-            place=source,
-        )
-    name, revision, file = match["name"], match["revision"], match["file"]
+    hub = library()
+    name, revision, file = _named(source)
     words = _ROLES.get(role, (role,))
     patterns = [file] if file else [f"*{word}*{end}" for word in words for end in _SUFFIXES]
     with doing(f"fetching {name}"), in_one_line(name, revision or "", kind="dataset"):
@@ -87,6 +83,57 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
             place=source,
         )
     return HubFile(name, directory.name, found[0], directory / found[0])
+
+
+def dataset_files(pattern: str) -> dict[str, int]:
+    """Returns the sizes in bytes of the files of a dataset that match a glob, by ``hf://`` path.
+
+    ``dataset_files("hf://datasets/owner/name/data/*.parquet")``. Without a glob, returns all files.
+    Every path has the commit. Raises UserError as `fetch_file`.
+    """
+    api = library().HfApi(endpoint=endpoint())
+    name, revision, glob = _named(pattern)
+    with doing(f"listing {name}"), in_one_line(name, revision or "", kind="dataset"):
+        commit = api.dataset_info(name, revision=revision).sha
+        tree = api.list_repo_tree(name, repo_type="dataset", revision=commit, recursive=True)
+        sizes = {each.path: each.size for each in tree if getattr(each, "size", None) is not None}
+    return {
+        f"{DATASETS}{name}@{commit}/{path}": size
+        for path, size in sorted(sizes.items())
+        if glob is None or fnmatch.fnmatch(path, glob) or path.startswith(f"{glob.rstrip('/')}/")
+    }
+
+
+@contextlib.contextmanager
+def temporary_copy(path: str) -> Iterator[Path]:
+    """Yields a local copy of a dataset's file. Deletes it after the block.
+
+    Raises UserError as `fetch_file`.
+    """
+    name, revision, file = _named(path)
+    with tempfile.TemporaryDirectory(prefix="bert_jax_hub_") as directory:
+        with in_one_line(name, revision or "", kind="dataset"):
+            found = library().hf_hub_download(
+                name,
+                file,
+                repo_type="dataset",
+                revision=revision,
+                local_dir=directory,
+                endpoint=endpoint(),
+            )
+        yield Path(found)
+
+
+def _named(source: str) -> tuple[str, str | None, str | None]:
+    """Returns name, revision and file of a dataset's path."""
+    match = _FILE.fullmatch(source)
+    if match is None:
+        raise UserError(
+            "hub.dataset_name",
+            f"not the name of a dataset, allowed: {DATASETS}OWNER/NAME[@REVISION][/FILE]",
+            place=source,
+        )
+    return match["name"], match["revision"], match["file"]
 
 
 def _tables(directory: Path, words: tuple[str, ...]) -> list[str]:

@@ -27,6 +27,7 @@ from tests.corpus.files import (
     write_corpus,
     write_parquet,
 )
+from tests.interop.hub_server import go_online, serve
 from tests.project import bert_jax as run_command
 from tests.project import environment, ok, refused, said, says
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
@@ -306,6 +307,19 @@ def test_a_dataset_of_examples_is_scored_by_its_tokens(tmp_path: Path) -> None:
         pair = tuple(map(model.tokenizer.decode, (ids[1 : first - 1], ids[first:-1])))
         expected = model.encode([pair if dataset[at].has_pair else pair[0]])[0]
         np.testing.assert_allclose(found[f"train:{at}"]["vector"], expected, atol=1e-5)
+
+
+def test_a_dataset_of_a_hub(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = config(tmp_path, corpus, workers=1)
+    ok("score", path)
+    with serve({"datasets/someone/crawl": corpus}) as hub:
+        go_online(hub, monkeypatch, tmp_path / "cache", "hf_token")
+        output = f"score.output={tmp_path / 'hub'}"
+        ok("score", path, "score.input=hf://datasets/someone/crawl", output)
+        line = refused("score", path, "score.input=hf://datasets/someone/crawls", output)
+        says(line, key="hub.not_found", place="someone/crawls")
+    here, there = results(tmp_path / "out"), results(tmp_path / "hub")
+    assert {**here, "manifest.json": b""} == {**there, "manifest.json": b""}
 
 
 def test_submit_starts_independent_hosts(corpus: Path, tmp_path: Path) -> None:
