@@ -10,11 +10,10 @@ from bert_jax.corpus.keep import Condition, Threshold
 from bert_jax.corpus.results import PROBABILITIES, Tags
 from bert_jax.corpus.run import ScoreResult
 from bert_jax.corpus.score_part import PartRecord
-from bert_jax.corpus.section import EVERY_COLUMN
 from bert_jax.corpus.summary import BIN, CorpusSummary, Histogram, value_column
 from bert_jax.files.atomic import write_whole
 from bert_jax.report.charts import Chart, histogram
-from bert_jax.report.rendering import SHOWN, Cell, Share, flat, number, render_page
+from bert_jax.report.rendering import SHOWN, Cell, Share, flat, render_page
 from bert_jax.version import __version__
 
 REPORT: Final = "report.html"
@@ -58,7 +57,7 @@ def render(job: Job, records: Sequence[PartRecord], *, speed: str | None) -> str
             (name, Share(count / labelled, count / labelled), count)
             for name, count in list(summary.labels.items())[:SHOWN]
         ],
-        threshold=threshold and {"name": _name(threshold.column), "value": number(threshold.value)},
+        threshold=threshold and {"name": _name(threshold.column), "value": f"{threshold.value:g}"},
         near=sorted(summary.near, key=lambda row: -row.value),
         unread=[
             (record.output, record.skipped, " ".join(filter(None, [*record.notes, record.damage])))

@@ -104,26 +104,37 @@ def scatter(title: str, values: np.ndarray, *, x_label: str, y_label: str, worst
     return Chart(title, label, spec, remarks)
 
 
-def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_label: str) -> Chart:
+def histogram(
+    title: str,
+    counts: Sequence[int],
+    *,
+    edges: Sequence[float],
+    x_label: str,
+    mark: tuple[float, str] | None = None,
+) -> Chart:
     """Returns a histogram with a logarithmic y axis. Bars with a count of 0 have no height.
 
     Most examples have the maximum length, so a linear axis would hide the short ones. `edges` are
-    the bounds of the bars, ascending, [len(counts) + 1].
+    the bounds of the bars, ascending, [len(counts) + 1]; if they are integers, so are the values.
+    `mark` is the place and the name of a vertical line.
     """
+    lasts = [stop - 1 if isinstance(stop, int) else stop for stop in edges[1:]]
     spec = chart_spec(
         "histogram",
         bars=[
-            {"x": start, "end": stop, "last": stop - 1, "y": value}
-            for start, stop, value in zip(edges, edges[1:], counts, strict=False)
+            {"x": start, "end": stop, "last": last, "y": value}
+            for start, stop, last, value in zip(edges, edges[1:], lasts, counts, strict=False)
         ],
         ticks=[0, *(10**power for power in range(len(str(max(counts)))))],
         x_label=x_label,
+        mark=None if mark is None else {"x": mark[0], "name": mark[1]},
     )
     most = max(range(len(counts)), key=counts.__getitem__)
     label = (
-        f"{title}: {len(counts)} bars from {number(edges[0])} to {number(edges[-1] - 1)}, the "
+        f"{title}: {len(counts)} bars from {number(edges[0])} to {number(lasts[-1])}, the "
         f"highest from {number(edges[most])}: {number(counts[most])}"
     )
+    label += f"; {mark[1]} at {number(mark[0])}" if mark else ""
     return Chart(title, label, spec, ["Logarithmic scale."])
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from etils import epath
 from rich.console import Console
 
 from bert_jax.config import AnyConfig, RunConfig, as_config
 from bert_jax.corpus.job import open_scored_model, prepare
-from bert_jax.corpus.report import write_report
+from bert_jax.corpus.report import REPORT, write_report
 from bert_jax.corpus.run import ScoreResult, run_job
 from bert_jax.corpus.section import ScoreSection
 from bert_jax.errors import counted
@@ -56,7 +57,7 @@ def score_with(config: RunConfig, *, console: Console) -> ScoreResult:
         price = dollars_per_hour(section, model.mesh.devices.flat)
         result = run_job(job, model, host=host, dollars_per_hour=price)
         if not result.missing:
-            write_report(job, result)
+            write_report(job, result, speed=_speed(result, price))
     for line in _lines(section, result, price):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return result
@@ -124,15 +125,24 @@ def _lines(section: ScoreSection, result: ScoreResult, price: float | None) -> l
     if result.missing:
         parts += f", {result.missing:,} missing: other hosts compute them, or the same command"
     lines.append(f"{section.output}: {parts}, {', '.join(found)}")
-    if result.rows:
-        seconds = max(result.seconds, 1e-9)
-        rates = [
-            f"{result.rows / seconds:,.0f} documents/s",
-            f"{result.tokens / seconds:,.0f} tokens/s",
-            f"padding {1 - result.tokens / result.positions:.0%}",
-            f"devices waited {result.waited:.0%}",
-        ]
-        if price is not None:
-            rates.append(f"${price * seconds / 3600:,.2f}")
-        lines.append(", ".join([f"{seconds:,.0f} s", *rates]))
+    if (speed := _speed(result, price)) is not None:
+        lines.append(speed)
+    if not result.missing:
+        lines.append(f"report: {epath.Path(section.output) / REPORT}")
     return lines
+
+
+def _speed(result: ScoreResult, price: float | None) -> str | None:
+    """Returns the time and the rates of this command, or None if it read no rows."""
+    if not result.rows:
+        return None
+    seconds = max(result.seconds, 1e-9)
+    rates = [
+        f"{result.rows / seconds:,.0f} documents/s",
+        f"{result.tokens / seconds:,.0f} tokens/s",
+        f"padding {1 - result.tokens / result.positions:.0%}",
+        f"devices waited {result.waited:.0%}",
+    ]
+    if price is not None:
+        rates.append(f"${price * seconds / 3600:,.2f}")
+    return ", ".join([f"{seconds:,.0f} s", *rates])

@@ -90,5 +90,10 @@ def test_a_histogram_has_every_count_between_its_edges() -> None:
         {"x": 11, "end": 21, "last": 20, "y": 0},
         {"x": 21, "end": 31, "last": 30, "y": 99999},
     ]
-    assert made.spec["encoding"]["y"]["axis"]["values"] == [0, 1, 10, 100, 1000, 10000]
+    (bars,) = made.spec["layer"]
+    assert bars["encoding"]["y"]["axis"]["values"] == [0, 1, 10, 100, 1000, 10000]
     assert made.label == "t: 3 bars from 1 to 30, the highest from 21: 99,999"
+    shares = histogram("t", [2, 7], edges=[0.5, 0.75, 1.0], x_label="p", mark=(0.9, "threshold"))
+    assert shares.spec["layer"][1]["data"]["values"] == [{"x": 0.9, "name": "threshold"}]
+    assert shares.label.endswith("from 0.5000 to 1.0000, the highest from 0.7500: 7; "
+                                 "threshold at 0.9000")  # fmt: skip
