@@ -112,8 +112,8 @@ class PartSummary:
         ids = table.column("id")
         for at in np.argsort(distance, kind="stable")[:NEAREST].tolist():
             if np.isfinite(distance[at]):
-                text = texts[at] if isinstance(texts[at], str) else " ".join(texts[at])
-                text = text[:_SHOWN_CHARACTERS]
+                text = " ".join(texts[at]) if isinstance(texts[at], list) else texts[at]
+                text = text[:_SHOWN_CHARACTERS] if isinstance(text, str) else ""  # no text: tokens
                 row = NearRow(float(distance[at]), str(ids[at].as_py()), float(found[at]), text)
                 self._near.append(row)
         self._near = heapq.nsmallest(NEAREST, self._near)
