@@ -87,6 +87,7 @@ def plan(
 
         if suggest:
             raise UserError.wrong("plan.suggest", "with score", "with train", place="--suggest")
+        del options["exact"]  # always
         found = plan_score(settings, topologies, lengths=lengths, **options)
         if html is not None:
             write_whole(html, show_inference.render(found, price_list, title=config))

@@ -25,6 +25,7 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import each
 from bert_jax.inference.batches import BatchShape
+from bert_jax.inference.execution import by_layer
 from bert_jax.inference.lengths import bucket_of, choose_lengths
 from bert_jax.interop.open_model import OpenModel, open_model
 from bert_jax.model.shape_cost import inference_cost
@@ -40,7 +41,7 @@ from bert_jax.version import __version__
 JOB: Final = f"{PARTS}/job.json"
 _SAMPLE: Final = WindowLimits(rows=1024, characters=1 << 22)
 _CPU_TOKENS: Final = 2048
-_ACCELERATOR_TOKENS: Final = 1 << 15  # on v5e, the states of more tokens do not fit into VMEM
+_ACCELERATOR_TOKENS: Final = 1 << 14  # on v5e, the states of `base` then fit into VMEM
 _WINDOW_ROWS: Final = 4096
 _WINDOW_CHARACTERS: Final = 8 << 20
 _THRESHOLD: Final = 0.5  # of a multi-label head without settings
@@ -66,7 +67,9 @@ class ScoredModel(NamedTuple):
 
     def program(self, clock: IdleClock) -> Program:
         """Returns a program of the model. All programs on the same devices share a clock."""
-        return Program(self.forward, self.opened.model.loaded.params, self.mesh, clock=clock)
+        loaded = self.opened.model.loaded
+        params = by_layer(loaded.params, loaded.model, mesh=self.mesh)
+        return Program(self.forward, params, self.mesh, clock=clock)
 
 
 def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.inference.execution import stacked_again
 from bert_jax.parallel.compiling import made_once
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.task import Batch, Row
@@ -93,7 +94,10 @@ class Program:
     def __init__(
         self, forward: Callable[[Any, Batch], Any], params: Any, mesh: Mesh, *, clock: IdleClock
     ) -> None:
-        """`forward` is a function of (parameters, batch) that is `made_once`."""
+        """`forward` is a function of (parameters, batch) that is `made_once`.
+
+        `params` are stacked, or those of `by_layer`.
+        """
         self._params, self._mesh, self.clock = params, mesh, clock
         self._forward = jit_forward(forward, mesh)
         self._sharding = batch_sharding(mesh)
@@ -118,6 +122,6 @@ def jit_forward(forward: Callable[[Any, Batch], Any], mesh: Mesh) -> jax.stages.
 
     def run(params: Any, arrays: Batch) -> Any:
         batch = arrays if "segment_ids" in arrays else device_batch(arrays)
-        return forward(params, batch)
+        return forward(stacked_again(params), batch)
 
     return jax.jit(run, out_shardings=batch_sharding(mesh))

@@ -61,7 +61,7 @@ class ScoreSection(Section):
     """Number format of parameters and activations. `auto`: bfloat16 on TPU and GPU, float32 on
     CPU."""
     batch_tokens: int | None = pydantic.Field(default=None, ge=64, le=1 << 22)
-    """Maximum number of positions in a device's batch, padding included. Default: 32,768; on a
+    """Maximum number of positions in a device's batch, padding included. Default: 16,384; on a
     CPU 2,048."""
     part_bytes: int = pydantic.Field(default=256 << 20, ge=1 << 10)
     """Larger files are cut into parts of about this size. A part is the unit of work, and of loss

@@ -1,9 +1,10 @@
 """How a model is computed in inference: the kernels and the dtype of a forward pass."""
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.kernel_choice import resolve_execution
@@ -11,6 +12,7 @@ from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Dtype, Execution, HeadsSection
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.runs.run_directory import Run
+from bert_jax.task import Params
 from bert_jax.train.state import ModelDefinition, define_model
 
 ForwardDtype: TypeAlias = Literal["auto"] | Dtype
@@ -84,3 +86,36 @@ def in_read_dtypes(loaded: LoadedParams) -> LoadedParams:
     """
     params = jax.tree.map(lambda one, dtype: one.astype(dtype), loaded.params, loaded.model.dtypes)
     return loaded._replace(params=params)
+
+
+def by_layer(params: Params, model: ModelDefinition, *, mesh: Mesh) -> Any:
+    """Returns parameters with a tuple of one array per layer for each stacked array, on a TPU.
+
+    A TPU fetches a layer's array while it computes, but copies a slice of a stacked array before it
+    computes. In the compiled program, pass them through `stacked_again`. On other devices, the
+    layers are a loop, which needs stacked arrays.
+    """
+    if mesh.devices.flat[0].platform != "tpu":
+        return params
+    return jax.tree.map(
+        lambda one, axes: tuple(_entries(one)) if axes[0] == "layers" else one, params, model.axes
+    )
+
+
+def stacked_again(params: Any) -> Params:
+    """Returns the parameters of `by_layer` as the model reads them. XLA moves no array for it."""
+
+    def is_cut(node: Any) -> bool:
+        return isinstance(node, tuple)
+
+    return jax.tree.map(lambda one: jnp.stack(one) if is_cut(one) else one, params, is_leaf=is_cut)
+
+
+def _entries(stack: Any) -> list[Any]:
+    """Returns the entries of an array, or of its shape, along its first axis."""
+    if not isinstance(stack, jax.ShapeDtypeStruct):
+        return list(stack)
+    spec = PartitionSpec(*stack.sharding.spec[1:])
+    sharding = NamedSharding(stack.sharding.mesh, spec)
+    shape = jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype, sharding=sharding)
+    return [shape] * stack.shape[0]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bert_jax.kernels.norm import Dropped, norm_gradients, normalised, pre_norm_gradients
+from bert_jax.kernels.norm import Dropped, fits, norm_gradients, normalised, pre_norm_gradients
 from bert_jax.model.dropout import TileFactors, dropout, masked, tile_factors
 from bert_jax.model.elementwise import layer_norm
 from bert_jax.model.layers import Dense, LayerNorm, ScaledNorm
@@ -82,6 +82,21 @@ def _backward(
 
 _add_norm = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(4, 5))
 _add_norm.defvjp(_forward, _backward)
+
+
+def embedding_norm(x_BLD: Array, *, norm: ScaledNorm, training: bool) -> Array:
+    """Returns ``norm(x)`` for float32 embeddings, [B, L, D], in the execution's dtype.
+
+    Except in training, the fused kernel reads embeddings that are rounded to this dtype, as it
+    reads residual sums. XLA would make four passes over float32 numbers.
+    """
+    if training or not norm.fused or not fits(norm.width):
+        return norm(x_BLD)
+    x_BLD = x_BLD.astype(norm.dtype)
+    if not isinstance(norm, LayerNorm):
+        return pre_norm(x_BLD, norm.scale[...], norm=norm)[1]
+    vectors = _Vectors(jnp.zeros_like(norm.bias[...]), norm.scale[...], norm.bias[...])
+    return _add_norm(x_BLD, jnp.zeros_like(x_BLD), vectors, None, 0.0, norm.eps)
 
 
 def pre_norm(x_BLD: Array, scale: Array, *, norm: ScaledNorm) -> tuple[Array, Array]:

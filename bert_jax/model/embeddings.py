@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.precision import precision_of
+from bert_jax.model.add_norm import embedding_norm
 from bert_jax.model.architecture import PostNormArchitecture
 from bert_jax.model.dropout import dropout
 from bert_jax.model.initial import TruncatedNormal
@@ -108,6 +109,7 @@ class Embeddings(nnx.Module):
             rows = one_hot.astype(types.dtype).reshape(-1, self.types)
             precision = precision_of(types.dtype)
             x_BLD += jnp.matmul(rows, types, precision=precision).reshape(x_BLD.shape)
-        x_BLD = constrain(self.norm(x_BLD), "batch", "length", "hidden")
+        x_BLD = embedding_norm(x_BLD, norm=self.norm, training=dropout_key is not None)
+        x_BLD = constrain(x_BLD, "batch", "length", "hidden")
         x_BLD = dropout(x_BLD, self.dropout_rate, dropout_key)
         return self.projection(x_BLD) if self.projects else x_BLD

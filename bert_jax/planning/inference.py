@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from bert_jax.parallel.topology import TpuTopology, parse_topology
-from bert_jax.planning.compilation.step import CompiledStep, quick_refusal
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import StepEstimate, estimate_step
-from bert_jax.planning.planning import QUICK_NOTE, SHALLOW
 from bert_jax.planning.prices import Prices
 from bert_jax.planning.request import CompilerVersions, ForwardRequest, installed_versions
 
@@ -28,7 +27,6 @@ class InferencePlan:
     length: int  # tokens of a row, padding included
     step: CompiledStep  # a batch on one device
     versions: CompilerVersions  # versions that compiled the program
-    notes: tuple[str, ...] = ()  # limits of the estimates, as sentences
 
     @property
     def name(self) -> str:
@@ -78,34 +76,24 @@ class InferencePlan:
 
 
 def plan_inference(
-    requests: Sequence[ForwardRequest], *, slices: int, exact: bool, compiler: Compiler
+    requests: Sequence[ForwardRequest], *, slices: int, compiler: Compiler
 ) -> list[InferencePlan]:
-    """Compiles forward programs of one model.
+    """Compiles forward programs. The compiler generates code, which takes a minute or two.
 
-    With `exact`, the compiler generates code for all programs; otherwise only for shallow models.
-    Raises the same errors as `Compiler.steps`.
+    The cost model of quick plans is fitted to train steps, and is 8% off here. Raises the same
+    errors as `Compiler.steps`.
     """
-    why_exact = quick_refusal()
-    first = requests[0]
-    depth = first.model.resolve(vocab_size=first.vocab_size).num_hidden_layers
-    quick = depth > SHALLOW and not exact and why_exact is None
     named = [
-        each.model_copy(update={"topology": parse_topology(each.topology).name, "quick": quick})
+        each.model_copy(update={"topology": parse_topology(each.topology).name})
         for each in requests
     ]
-    steps = compiler.steps(named)
-    versions = installed_versions()
-    notes = [QUICK_NOTE] if any(step.quick for step in steps) else []
-    if why_exact and depth > SHALLOW and not exact:
-        notes.append(why_exact)
     return [
         InferencePlan(
             topology=parse_topology(request.topology),
             slices=slices,
             length=request.length,
             step=step,
-            versions=versions,
-            notes=tuple(notes),
+            versions=installed_versions(),
         )
-        for request, step in zip(named, steps, strict=True)
+        for request, step in zip(named, compiler.steps(named), strict=True)
     ]

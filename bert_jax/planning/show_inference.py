@@ -10,7 +10,6 @@ from rich.console import Console
 from bert_jax.parallel.accelerators import GIB
 from bert_jax.planning import summary
 from bert_jax.planning.inference import InferencePlan
-from bert_jax.planning.planning import QUICK_NOTE
 from bert_jax.planning.prices import Prices
 from bert_jax.planning.show import HTML_PAGE, PagePart, printed_table
 from bert_jax.planning.summary import NOTHING, dollars, duration
@@ -77,7 +76,6 @@ def show(
     for each in _cycles(plans) if details else ():
         console.print(printed_table(each))
     lines = [summary.compiler(plans[0].versions), _sources(prices)]
-    lines += [line for line in plans[0].notes if details or line != QUICK_NOTE]
     for line in lines:
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
@@ -94,7 +92,7 @@ def render(plans: Sequence[InferencePlan], prices: Prices, *, title: str) -> str
             PagePart("Summary", [], [rates(plans, prices)]),
             PagePart("Cycles", [], _cycles(plans)),
         ],
-        notes=plans[0].notes,
+        notes=[],
     )
 
 
@@ -125,7 +123,6 @@ def _plan(found: InferencePlan, prices: Prices) -> dict[str, Any]:
             "dollars_per_billion_spot": found.dollars(prices, spot=True),
             "prices": {"date": prices.date, "source": prices.source},
         },
-        "notes": list(found.notes),
     }
 
 

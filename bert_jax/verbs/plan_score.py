@@ -9,11 +9,13 @@ from rich.console import Console
 from bert_jax.config import AnyConfig, RunConfig, as_config
 from bert_jax.corpus.section import ScoreSection
 from bert_jax.encoders.registry import AnyModelSection, model_section
+from bert_jax.errors import UserError
 from bert_jax.model.section import Execution
 from bert_jax.narration import narrator_of
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.inference import InferencePlan, plan_inference
 from bert_jax.planning.request import ForwardRequest
+from bert_jax.runs.settings import describe
 from bert_jax.section import need
 from bert_jax.verbs import starting_jax
 from bert_jax.verbs.plan import require_topologies, vocabulary_of
@@ -26,7 +28,6 @@ def plan_score(
     lengths: Sequence[pydantic.PositiveInt] = (),
     slices: pydantic.PositiveInt | None = None,
     vocab_size: pydantic.PositiveInt | None = None,
-    exact: bool = False,
     fresh: bool = False,
     console: Console | None = None,
     **overrides: Any,
@@ -45,7 +46,6 @@ def plan_score(
             text that the model takes by default.
         slices: number of slices of each topology. Default: `mesh.slices`.
         vocab_size: size of a tokenizer that does not exist yet.
-        exact: generate code, which takes minutes, see `plan`.
         fresh: ignore cached results.
         console: console for the progress. Default: standard error.
         overrides: settings that replace the configuration's, see `bert_jax.pretrain`.
@@ -64,15 +64,26 @@ def plan_score(
     model, pieces = _model(config, section, vocab_size)
     positions = model.resolve(vocab_size=pieces).max_position_embeddings
     chosen = lengths or [section.max_length or model.heads.longest_text(positions)]
+    if max(chosen) > positions:
+        raise UserError(
+            "score.max_length",
+            f"found {max(chosen)}, allowed: 4 to {positions}, the positions of the model",
+            place="--length" if lengths else "score.max_length",
+        )
+    if section.result == "head" and model.heads.task is None:
+        raise UserError(
+            "score.head",
+            f"found {describe(model.heads)}, allowed: a model with a task head; or "
+            "score.result=vector",
+            place="model.heads.task" if config.model is not None else "score.model",
+        )
     requests = [
         ForwardRequest(topology=each, vocab_size=pieces, model=model, length=length, score=section)
         for each in topologies
         for length in chosen
     ]
     compiler = Compiler(narrator=narrator_of(console or Console(stderr=True)), fresh=fresh)
-    return plan_inference(
-        requests, slices=slices or config.mesh.slices, exact=exact, compiler=compiler
-    )
+    return plan_inference(requests, slices=slices or config.mesh.slices, compiler=compiler)
 
 
 def _model(

@@ -1,6 +1,7 @@
 """Inference uses the kernels of training where they run, and casts parameters only once."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,7 +13,13 @@ from flax import nnx
 import bert_jax
 from bert_jax.encoders import kernel_choice
 from bert_jax.inference import execution
-from bert_jax.inference.execution import forward_model, in_read_dtypes, inference_execution
+from bert_jax.inference.execution import (
+    by_layer,
+    forward_model,
+    in_read_dtypes,
+    inference_execution,
+    stacked_again,
+)
 from bert_jax.model.section import Execution, HeadsSection, PoolingSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.open_checkpoints import LoadedParams
@@ -71,7 +78,7 @@ def loaded(model: ModelDefinition, architecture: Any, heads: HeadsSection) -> Lo
 def test_parameters_are_cast_once_and_the_outputs_stay_equal(
     kind: str, heads: HeadsSection
 ) -> None:
-    architecture = small_encoder(kind, **WIDE, num_hidden_layers=1)
+    architecture = small_encoder(kind, **WIDE, num_hidden_layers=2)
     reads_pooler = heads.task in architecture.pooled_heads
     heads = heads.model_copy(update={"pooler": reads_pooler})
     model = forward_model(
@@ -79,7 +86,13 @@ def test_parameters_are_cast_once_and_the_outputs_stay_equal(
     )
     plain = loaded(model, architecture, heads)
     cast = in_read_dtypes(plain)
-    np.testing.assert_array_equal(outputs(cast), outputs(plain))
+    expected = outputs(plain)
+    np.testing.assert_array_equal(outputs(cast), expected)
+    on_tpu: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]))
+    layers = by_layer(cast.params, model, mesh=on_tpu)
+    assert jax.tree.structure(layers) != jax.tree.structure(cast.params)
+    again = cast._replace(params=stacked_again(layers))
+    np.testing.assert_array_equal(outputs(again), expected)
     sizes = {jnp.bfloat16.dtype: 0, np.dtype("float32"): 0}
     for leaf in jax.tree.leaves(cast.params):
         sizes[leaf.dtype] += leaf.size
@@ -103,6 +116,26 @@ def test_the_kernels_compute_the_same_outputs(kind: str, monkeypatch: pytest.Mon
     expected = outputs(params)
     found = outputs(in_read_dtypes(params._replace(model=fused)))
     assert relative_error(found, expected) < 0.01
+
+
+def test_an_unrolled_modernbert_computes_the_same_outputs() -> None:
+    architecture = small_encoder("modernbert", num_hidden_layers=7)  # two groups and a rest
+    heads = CLASSIFIER.model_copy(update={"pooler": False})
+    found = [
+        outputs(
+            loaded(
+                forward_model(
+                    *(architecture, Execution(unroll=unroll), heads),
+                    mesh=open_mesh(one_device=True),
+                    dtype="float32",
+                ),
+                architecture,
+                heads,
+            )
+        )
+        for unroll in (1, 7)
+    ]
+    assert relative_error(found[1], found[0]) < 1e-5
 
 
 def test_a_loaded_run_uses_kernels_where_they_run(

@@ -17,7 +17,7 @@ from bert_jax.encoders.modernbert.layer import KEYS, ModernBertLayer
 from bert_jax.encoders.modernbert.rotary import rotations
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.kernels.pallas_call import PACKED
-from bert_jax.model.add_norm import pre_norm
+from bert_jax.model.add_norm import embedding_norm, pre_norm
 from bert_jax.model.dropout import dropout
 from bert_jax.model.initial import TruncatedNormal
 from bert_jax.model.layer_stack import (
@@ -136,13 +136,15 @@ class ModernBertEncoder(nnx.Module):
     ) -> tuple[Array, Any]:
         """Returns the last layer's output, and what `read` returns of all states, stacked."""
         words_BLD = self.look_up(batch["input_ids"])[0] if words_BLD is None else words_BLD
-        x_BLD = constrain(self.norm(words_BLD), "batch", "length", "hidden")
+        x_BLD = embedding_norm(words_BLD, norm=self.norm, training=dropout_key is not None)
+        x_BLD = constrain(x_BLD, "batch", "length", "hidden")
         x_BLD = dropout(x_BLD, self.architecture.embedding_dropout, subkey(dropout_key, 0))
         call = _Call(batch["segment_ids"], self._turns(batch), queries_BQ, read)
 
         depth, every = self.architecture.num_hidden_layers, self.architecture.global_every
         first = min(every, depth)
-        groups = max(0, depth - first - 1) // every
+        unrolled = dropout_key is None and self.unroll >= depth  # a scan would stack `by_layer`
+        groups = 0 if unrolled else max(0, depth - first - 1) // every
         looped = groups * every
         parts = split_layers(self._layers(dropout_key), [first, looped, depth - first - looped])
 

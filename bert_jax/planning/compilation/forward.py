@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from bert_jax.corpus.job import rows_of_batch, tokens_of_batch
 from bert_jax.corpus.program import INPUT_IDS, LENGTHS, SECONDS, jit_forward
 from bert_jax.feature_extraction.extractor import settings_for, vector_forward
-from bert_jax.inference.execution import forward_model
+from bert_jax.inference.execution import by_layer, forward_model
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.planning.compilation.lowering import LoweredStep, device_bytes
 from bert_jax.planning.request import ForwardRequest
@@ -45,7 +45,7 @@ def lower_forward(request: ForwardRequest, mesh: Mesh) -> LoweredStep:
         model.dtypes,
     )
     with jax.set_mesh(mesh):
-        lowered = jit_forward(forward, mesh).lower(params, batch)
+        lowered = jit_forward(forward, mesh).lower(by_layer(params, model, mesh=mesh), batch)
     flops = architecture.forward_flops(seq_length=request.length, read=None if reads_all else 1)
     return LoweredStep(
         lowered=lowered,
