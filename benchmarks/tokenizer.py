@@ -1,10 +1,13 @@
 """Times tokenizers in tokens per second: ours and Hugging Face's ``tokenizers``.
 
-    python -m benchmarks.tokenizer [--text FILE] [--vocab DIR]
+    python -m benchmarks.tokenizer [--text FILE] [--vocab DIR] [--scripts FILE ...]
 
 Both alternately encode the same lines with the same vocabulary and one thread: WordPiece,
 byte-level BPE and unigram pieces. Without arguments the text is Python's own manual
 (``pydoc_data.topics``), and the vocabularies are trained on it.
+
+With ``--scripts``, byte-level BPE and unigram pieces are trained on the first two thirds of the
+files together. Each file then has one line per algorithm: the ratio on new text, its last third.
 """
 
 import argparse
@@ -13,7 +16,8 @@ import os
 import pydoc_data.topics
 import statistics
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +39,7 @@ from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
 PACKAGES = ("tokenizers",)
+_LINES = 500  # of a batch
 
 
 def main() -> None:
@@ -45,7 +50,11 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="UTF-8 text, encoded line by line")
     parser.add_argument("--vocab", type=Path, help="WordPiece tokenizer directory")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds per tokenizer")
+    parser.add_argument("--scripts", type=Path, nargs="+", help="UTF-8 text, one file per script")
     arguments = parser.parse_args()
+    if arguments.scripts:
+        measure_scripts(arguments.scripts, rounds=arguments.rounds)
+        return
     text = arguments.text.read_text(encoding="utf-8") if arguments.text else manual()
     lines = [line for line in text.splitlines() if line]
     measure(open_or_train(arguments.vocab, text), lines, rounds=arguments.rounds)
@@ -82,8 +91,52 @@ def open_or_train(directory: Path | None, text: str) -> WordPieceTokenizer:
     return tokenizer
 
 
-def train_library(algorithm: Literal["byte_bpe", "unigram"], text: str) -> LibraryTokenizer:
-    """Trains a tokenizer of 4,096 pieces on ``text`` that the tokenizers library runs.
+def measure_scripts(files: Sequence[Path], *, rounds: int) -> None:
+    """Times new lines of each file. The table of words knows the lines before them.
+
+    Args:
+        files: text, one file per script.
+        rounds: number of slices of the new lines. Both tokenizers encode each slice once.
+    """
+    known, new = {}, {}
+    for file in files:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+        start = len(lines) * 2 // 3
+        known[file.stem], new[file.stem] = lines[:start], lines[start:]
+    text = "\n".join(line for lines in known.values() for line in lines)
+    for algorithm in ("byte_bpe", "unigram"):
+        ours = train_library(algorithm, text, size=40_000)
+        peer = tokenizers.Tokenizer.from_str(json.dumps(ours.spec))
+        for script, lines in new.items():
+            for start in range(0, len(known[script]), _LINES):
+                ours.encode_batch(known[script][start : start + _LINES])
+            seconds: dict[str, list[float]] = {"ours": [], "tokenizers": []}
+            for number in range(rounds):
+                part = lines[number::rounds][:_LINES]
+                start = time.perf_counter()
+                encoded = ours.encode_batch(part)
+                seconds["ours"].append(time.perf_counter() - start)
+                start = time.perf_counter()
+                found = peer.encode_batch_fast(part, add_special_tokens=False)
+                wanted = [encoding.ids for encoding in found]
+                seconds["tokenizers"].append(time.perf_counter() - start)
+                assert encoded == wanted, "our ids differ from the library's"
+            report(
+                f"tokenizer.{algorithm}.{script}.ratio",
+                median_ratio(seconds["tokenizers"], seconds["ours"]),
+                "x",
+                peer="tokenizers encode_batch_fast, one thread",
+                packages=PACKAGES,
+                target=3.0,
+                vocab_size=ours.vocab_size,
+                lines=len(lines),
+            )
+
+
+def train_library(
+    algorithm: Literal["byte_bpe", "unigram"], text: str, *, size: int = 4096
+) -> LibraryTokenizer:
+    """Trains a tokenizer of ``size`` pieces on ``text`` that the tokenizers library runs.
 
     The unigram pieces of SentencePiece get the steps of XLM-R, without its normalization.
     """
@@ -95,7 +148,7 @@ def train_library(algorithm: Literal["byte_bpe", "unigram"], text: str) -> Libra
             VocabSection(
                 input=(str(corpus),),
                 output=str(output),
-                size=4096,
+                size=size,
                 algorithm=algorithm,
                 lower_case=False,
             )
