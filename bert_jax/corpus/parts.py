@@ -3,7 +3,7 @@
 import collections
 import glob
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +32,7 @@ FORMATS: Final = {
     ".tsv": "table",
 }
 DATASET: Final = "dataset"
+_HUB_PARTS: Final = 5  # of hf://datasets/OWNER/NAME
 _PACKED_FORMATS: Final = ("jsonl", "text")
 
 
@@ -65,7 +66,7 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
     files: dict[str, int] = {}
     for pattern in others:
         files |= _files_of(pattern)
-    root = _root([*datasets, *files] if any(map(is_dataset_file, patterns)) else patterns)
+    root = _root(patterns, files)
     parts = [part for path in datasets for part in _cut_dataset(path, _below(path, root))]
     for path, size in files.items():
         parts += _cut(path, size, name=_below(path, root), part_bytes=part_bytes)
@@ -193,19 +194,23 @@ def _cut_parquet(path: str, name: str, part_bytes: int) -> list[FilePart]:
     return parts
 
 
-def _root(patterns: Sequence[str]) -> str:
-    """Returns the deepest directory that contains all patterns, with a final slash or empty."""
+def _root(patterns: Sequence[str], found: Collection[str]) -> str:
+    """Returns the deepest directory that contains all patterns, with a final slash or empty.
+
+    `found` are the paths of the files, which have the commit of a dataset on a hub.
+    """
     directories = []
     for pattern in patterns:
-        path = str(epath.Path(pattern).expanduser())
-        if glob.has_magic(path) and not epath.Path(path).exists():
-            parts = path.split("/")
-            first = next(at for at, part in enumerate(parts) if glob.has_magic(part))
-            directories.append(parts[:first])
-        elif epath.Path(path).is_dir():
-            directories.append(path.rstrip("/").split("/"))
-        else:
-            directories.append(path.split("/")[:-1])
+        parts = str(_expanded(pattern)).rstrip("/").split("/")
+        if is_dataset_file(pattern):
+            parts = pattern.rstrip("/").split("/")
+            name = next(path for path in found if is_dataset_file(path)).split("/")[:_HUB_PARTS]
+            parts[:_HUB_PARTS] = name
+        fixed = itertools.takewhile(lambda part: not glob.has_magic(part), parts)
+        directory = [*fixed]
+        if "/".join(directory) in found:  # a file
+            directory = directory[:-1]
+        directories.append(directory)
     alike = itertools.takewhile(lambda names: len({*names}) == 1, zip(*directories, strict=False))
     return "/".join([*(names[0] for names in alike), ""])
 

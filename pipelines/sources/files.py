@@ -92,7 +92,8 @@ def open_text(path: str) -> Iterator[BinaryIO]:
     try:
         with epath.Path(path).open("rb") as raw:
             if unpack is None:
-                yield cast(BinaryIO, raw)
+                # A file in a bucket has no limit of a line.
+                yield io.BufferedReader(cast(Any, raw)) if is_remote(path) else cast(BinaryIO, raw)
             else:
                 with unpack(cast(BinaryIO, raw)) as unpacked:
                     yield unpacked
