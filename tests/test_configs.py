@@ -31,6 +31,8 @@ def test_committed_configurations_round_trip(path: Path, tmp_path: Path) -> None
     if config.finetune is not None:
         assert config.model is None  # it is the origin's
         return
+    if config.score is not None:
+        return
     assert config.model is not None
     assert config.train is not None
     assert sum(stretch.steps for stretch in schedule_segments(config.train, config.optimizer)) == (
@@ -98,7 +100,7 @@ def test_new_writes_an_accepted_commented_configuration(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tuning, training = {"table", "glue", "ner", "squad", "embedding"}, {"laptop", "pretrain"}
-    kinds = tuning | training | {"modernbert", "continue"}
+    kinds = tuning | training | {"modernbert", "continue", "score"}
     for kind in kinds:
         done = CliRunner().invoke(cli, ["new", kind])
         assert done.exit_code == 0, done.output

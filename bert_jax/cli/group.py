@@ -12,7 +12,7 @@ from bert_jax.errors import UserError, commas, did_you_mean
 _STAGES: Final = {
     "Prepare data": ("new", "vocab", "examples"),
     "Train": ("pretrain", "finetune", "demo"),
-    "Use": ("evaluate", "predict", "fill-mask", "features"),
+    "Use": ("evaluate", "predict", "score", "fill-mask", "features"),
     "Convert": ("import", "export"),
     "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
     "Check": ("doctor",),
@@ -27,6 +27,7 @@ _EXAMPLES: Final = {
     "demo": ("demo --dir runs/demo", "tutorial"),
     "evaluate": ("evaluate runs/mine --checkpoint best", "tutorial"),
     "predict": ("predict runs/table predictions.csv --input new.csv", "finetune"),
+    "score": ("score score.yaml", "howto/label-a-crawl"),
     "fill-mask": ('fill-mask runs/mine "The [MASK] is open."', "tutorial"),
     "features": ("features runs/mine reviews.csv vectors.npz --column text", "embeddings"),
     "import": ("import google-bert/bert-base-uncased runs/bert", "interop"),
@@ -41,7 +42,7 @@ _EXAMPLES: Final = {
     "doctor": ("doctor run.yaml", "troubleshooting"),
 }
 # Sections whose settings are suggested first, by verb.
-_SECTIONS: Final = {"vocab": ("vocab",), "examples": ("examples",), "finetune": ("finetune",)}
+_SECTIONS: Final = {verb: (verb,) for verb in ("vocab", "examples", "finetune", "score")}
 _PRETRAINING: Final = ("train", "optimizer", "model")
 _SAME: Final = {"--topology": "--on", "--on": "--topology"}  # `plan` and `submit`
 

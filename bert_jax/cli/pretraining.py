@@ -18,7 +18,8 @@ def new(kind: str, path: str | None, force: bool) -> None:
     """Write a commented configuration to start from, to KIND.yaml or FILE.
 
     KIND, for fine-tuning: table, glue, ner, squad or embedding (sentences). For pretraining: laptop
-    (a first model in minutes), pretrain (BERT), modernbert or continue (from a checkpoint).
+    (a first model in minutes), pretrain (BERT), modernbert or continue (from a checkpoint). score:
+    run a model over a corpus.
     """
     from bert_jax.verbs.new import new as run
 
