@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from bert_jax.kernels.attention import fused_attention
+from bert_jax.kernels.attention import dropout_words, fused_attention
 from bert_jax.kernels.cross_entropy import decode, decode_backward
 from bert_jax.kernels.geglu_gradients import geglu_gradients
 from bert_jax.kernels.gelu_product import gelu_product
@@ -46,9 +46,11 @@ def lower_attention(
     def both(
         qkv: Triple, bias: Array, segments: Array, seeds: Array, positions: Array | None
     ) -> object:
+        words = dropout_words(seeds, length=length, queries_BQ=positions)
+
         def total(qkv: Triple, bias: Array) -> Array:
             out = fused_attention(
-                *(qkv, bias, segments, seeds),
+                *(qkv, bias, segments, words),
                 columns=columns,
                 rate=rate,
                 causal=causal,

@@ -26,7 +26,7 @@ from bert_jax.kernels.attention_kernels import backward_kernel, forward_kernel, 
 from bert_jax.kernels.attention_tiles import CODE, HIDDEN, Shape, padded, padded_queries
 from bert_jax.kernels.pallas_call import launch, on_each_device
 from bert_jax.kernels.random_bits import composes_words, line_words
-from bert_jax.parallel.sharding_rules import LogicalAxes
+from bert_jax.parallel.sharding_rules import LogicalAxes, constrain
 
 Array = jax.Array
 
@@ -49,11 +49,34 @@ _READ: Final = (
 )
 
 
+class DropoutWords(NamedTuple):
+    """Random words of queries and keys, int32 [B, heads, tokens]."""
+
+    of_queries: Array
+    of_keys: Array
+
+
+def dropout_words(seeds: Array, *, length: int, queries_BQ: Array | None = None) -> DropoutWords:
+    """Returns the words of dropout for rows of `length` tokens.
+
+    `seeds` are from `tile_seeds`, int32 [2, B, heads]. For `queries_BQ`, see `fused_attention`.
+    """
+    queries = keys = jnp.arange(padded(length), dtype=jnp.int32)
+    if queries_BQ is not None:
+        missing = padded_queries(queries_BQ.shape[1], length=length) - queries_BQ.shape[1]
+        queries = jnp.pad(queries_BQ, ((0, 0), (0, missing)))[:, None]
+    words = (
+        line_words(lines, seed[..., None])
+        for lines, seed in zip((queries, keys), seeds, strict=True)
+    )
+    return DropoutWords(*(constrain(each, *_AXES["key_words"]) for each in words))
+
+
 def fused_attention(
     qkv_BLW: tuple[Array, Array, Array],
     bias_3W: Array,
     segment_ids: Array,
-    seeds: Array | None,
+    words: DropoutWords | None,
     *,
     columns: int,
     rate: float,
@@ -70,15 +93,16 @@ def fused_attention(
             their biases.
         bias_3W: biases of queries, keys and values, float32 [3, heads · columns].
         segment_ids: int32 [B, L], from 0 to 65,534. A token attends only to tokens in its segment.
-        seeds: seeds of dropout, int32 [2, B, heads]. If None, nothing is dropped.
+        words: words of dropout. If None, nothing is dropped.
         columns: width of a head.
         rate: dropout rate of probabilities.
         causal: whether a token attends only to itself and to earlier tokens.
         queries_BQ: positions of the queries, int32, in any order; positions may repeat. If None,
             every token is a query.
     """
-    if seeds is None:
+    if words is None:
         seeds = jnp.zeros((2, len(segment_ids), bias_3W.shape[1] // columns), jnp.int32)
+        words = dropout_words(seeds, length=segment_ids.shape[1], queries_BQ=queries_BQ)
         rate = 0.0
     places = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
     tokens = _Tokens(places[None], segment_ids, segment_ids)
@@ -86,7 +110,7 @@ def fused_attention(
         of_queries = jnp.take_along_axis(segment_ids, queries_BQ, axis=1)
         tokens = _Tokens(queries_BQ, of_queries, segment_ids)
     facts = _Facts(columns, rate, causal, selected=queries_BQ is not None)
-    return _attend(qkv_BLW, bias_3W, tokens, seeds, facts)
+    return _attend(qkv_BLW, bias_3W, tokens, words, facts)
 
 
 class _Facts(NamedTuple):
@@ -115,12 +139,14 @@ def _padded(x: Array, tokens: _Tokens, *, keys: bool = False) -> Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, facts: _Facts) -> Array:
-    return _forward(qkv, bias, tokens, seeds, facts)[0]
+def _attend(
+    qkv: _Triple, bias: Array, tokens: _Tokens, words: DropoutWords, facts: _Facts
+) -> Array:
+    return _forward(qkv, bias, tokens, words, facts)[0]
 
 
 def _forward(
-    qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, facts: _Facts
+    qkv: _Triple, bias: Array, tokens: _Tokens, words: DropoutWords, facts: _Facts
 ) -> tuple[Array, tuple[Any, ...]]:
     with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
     with_bias[0] *= scale(facts.columns)
@@ -128,14 +154,13 @@ def _forward(
     # Add 1: segment 0 is padding that the kernels add, segment 1 is padding of the caller.
     of_queries = _padded(tokens.of_queries + 1, tokens)
     of_keys = _padded(tokens.of_keys + 1, tokens, keys=True)
-    positions = _padded(tokens.positions, tokens)
     operands = (
-        line_words(positions[:, None], seeds[0][..., None]),
-        line_words(jnp.arange(of_keys.shape[1], dtype=jnp.int32), seeds[1][..., None]),
+        *words,
         *(of_queries, of_keys, _padded(q, tokens)),
         *(_padded(each, tokens, keys=True) for each in (k, v)),
     )
     if facts.causal:
+        positions = _padded(tokens.positions, tokens)
         operands += (jnp.broadcast_to(positions, of_queries.shape)[:, None],)
     out, logs = _run(forward_kernel, operands, (), ("queries", "logs"), tokens, facts)
     return out[:, : qkv[0].shape[1]], (tokens, operands, out, logs)
@@ -204,7 +229,7 @@ def _run(
             composes=composes_words(),
         )
         arrays = (
-            *(each.reshape(batch, -1, shape.group, each.shape[-1]) for each in words),
+            *words,
             coded_segments(of_queries, shape, q.dtype, of_keys=False),
             coded_segments(of_keys, shape, q.dtype, of_keys=True),
             *(q, k, v, *arrays[len(_READ) :]),

@@ -96,7 +96,7 @@ def _backward(refs: Any, shape: Shape, tile: Tile) -> None:
         running[0][...] = jnp.zeros_like(running[0])
     q, k, v = read.q, read.k, read.v
     centred = [centred_keys(k[row, : tile.keys]) for row in range(shape.rows)]
-    total: dict[int, tuple[Array, ...]] = {}
+    parts: dict[int, tuple[list[Array], ...]] = {row: ([], [], []) for row in range(shape.rows)}
     for heads in shape.stages():
         keep = [_keep(read, head, shape, tile) for head in heads]
         scale_up = 1 / (1 - shape.rate)
@@ -125,21 +125,18 @@ def _backward(refs: Any, shape: Shape, tile: Tile) -> None:
             (weight * (slope - off)).astype(q.dtype)
             for weight, slope, off in zip(weights, slopes, taken_off, strict=True)
         ]
+        x_of_three = {row: (centred[row], q[row], g_LW[row]) for row, _ in heads}
+        if shape.streams_columns:
+            x_of_three = {row: tuple(map(jnp.transpose, x)) for row, x in x_of_three.items()}
         for slope, weight, (row, head) in zip(slopes, kept_weights, heads, strict=True):
-            found = (
-                dot(slope, centred[row], 0, 0),
-                dot(slope, q[row], 1, 0),
-                dot(weight.astype(q.dtype), g_LW[row], 1, 0),
-            )
-            before = total.get(row, found)
-            inside = lanes_of(head, shape)
-            pairs = zip(found, before, strict=True)
-            total[row] = tuple(jnp.where(inside, new, old) for new, old in pairs)
+            of_three = slope, slope, weight.astype(q.dtype)
+            for at, (each, x) in enumerate(zip(of_three, x_of_three[row], strict=True)):
+                parts[row][at].append(_of_head(each, x, head, shape, over=min(at, 1)))
     # The operand `q` is already scaled, so only its own gradient needs `scale`.
     factors = (scale(shape.columns) * FROM_BASE_TWO, FROM_BASE_TWO, 1.0)
-    for row, of_three in total.items():
-        for at, (each, factor) in enumerate(zip(of_three, factors, strict=True)):
-            of_one = of_tile = each * factor
+    for row, of_three in parts.items():
+        for at, (of_heads, factor) in enumerate(zip(of_three, factors, strict=True)):
+            of_one = of_tile = _joined(of_heads, shape) * factor
             if at and running:
                 place = at - 1, row, slice(0, tile.keys)
                 of_one = running[0][place] = _so_far(running[0], place, of_tile, tile)
@@ -147,6 +144,28 @@ def _backward(refs: Any, shape: Shape, tile: Tile) -> None:
             slopes[place, row, where] = of_one.astype(slopes.dtype)
             of_bias = of_tile.sum(axis=0, keepdims=True)
             sums[at, row] = _so_far(sums, (at, row), of_bias, tile) if running else of_bias
+
+
+def _of_head(by_pair: Array, x: Array, head: int, shape: Shape, *, over: int) -> Array:
+    """Returns the product of [keys, queries] and `x`, summed over keys (0) or queries (1).
+
+    If `shape.streams_columns`, `x` is [W, tokens], and the result has only the head's columns,
+    [columns, tokens]. Otherwise `x` is [tokens, W], and the result has the columns of all heads.
+    """
+    if not shape.streams_columns:
+        return dot(by_pair, x, over, 0)
+    first = head * shape.columns
+    return dot(x[first : first + shape.columns], by_pair, 1, over)
+
+
+def _joined(of_heads: Sequence[Array], shape: Shape) -> Array:
+    """Returns the results of `_of_head` for all heads of a row as one array, [tokens, W]."""
+    if shape.streams_columns:
+        return jnp.transpose(jnp.concatenate(of_heads))
+    total = of_heads[0]
+    for head, found in enumerate(of_heads):
+        total = jnp.where(lanes_of(head, shape), found, total)
+    return total
 
 
 def _so_far(running: Any, at: tuple[Any, ...], of_tile: Array, tile: Tile) -> Array:
@@ -264,8 +283,9 @@ def _keep(read: Read, head: Head, shape: Shape, tile: Tile) -> Array | None:
     if not shape.rate:
         return None
     row, number = head
-    of_queries = read.query_words[row, 0, pl.ds(number, 1)]
-    of_keys = read.key_words[row, 0, pl.ds(number, 1), : tile.keys]
+    place = pl.ds(tile.first_head + number, 1)
+    of_queries = read.query_words[row, place]
+    of_keys = read.key_words[row, place, : tile.keys]
     spread = jnp.transpose(jnp.broadcast_to(of_keys, (LANES, tile.keys)))
     columns = column_factors(spread, shape.rate)
     wide = (_across(each, shape.tile) for each in columns)

@@ -110,6 +110,7 @@ class Tile(NamedTuple):
 
     number: int | None  # place in the row, or None if only the kernel knows it, when it runs
     keys: int  # number of keys that the tile reads, from the first key of the row on
+    first_head: Any  # number of the first head of the block in its row
 
     @property
     def place(self) -> Any:
@@ -165,11 +166,12 @@ class Shape:
 
     def run_tile(self, body: Callable[["Tile"], None]) -> None:
         """Calls the body of a kernel for the tile of this run."""
+        first_head = pl.program_id(1) * self.group if self.heads > self.group else 0
         if not self._skips or self.tiles == 1:
-            body(Tile(None, self.padded))
+            body(Tile(None, self.padded, first_head))
             return
         for number in range(self.tiles):
-            tile = Tile(number, (number + 1) * self.tile)
+            tile = Tile(number, (number + 1) * self.tile, first_head)
             pl.when(pl.program_id(2) == number)(functools.partial(body, tile))
 
     @property
@@ -208,6 +210,17 @@ class Shape:
     def grid(self) -> tuple[int, int, int]:
         """Number of blocks along rows, heads and queries."""
         return self.batch // self.rows, self.heads // self.group, self.tiles
+
+    @property
+    def streams_columns(self) -> bool:
+        """Whether the backward kernel streams a head's columns through the matrix unit.
+
+        Scores then stay in the unit, and a product takes only the columns of one head, not all
+        lanes of a block. For few queries, the necessary transposes cost more than they save. In
+        float32, those of wide blocks do not fit into the VMEM of v4.
+        """
+        fits = self.itemsize == 2 or self.width <= LANES
+        return fits and self.tile > LANES and self.columns < LANES
 
     @property
     def lanes_of_segments(self) -> int:
@@ -249,8 +262,8 @@ class Shape:
         """Returns the block of an array: some rows, a group of heads, and a tile of queries."""
         rows, lanes, whole, tile = self.rows, self.lanes_of_segments, self.padded, self.tile
         blocks = {
-            "query_words": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
-            "key_words": ((rows, 1, self.group, whole), lambda b, t, _: (b, t, 0, 0)),
+            "query_words": ((rows, self.heads, tile), lambda b, t, i: (b, 0, i)),
+            "key_words": ((rows, self.heads, whole), lambda b, t, _: (b, 0, 0)),
             "query_places": ((rows, 1, tile), lambda b, t, i: (b, 0, i)),
             "query_segments": ((rows, tile, lanes), lambda b, t, i: (b, i, 0)),
             "key_segments": ((rows, whole, lanes), lambda b, t, _: (b, 0, 0)),

@@ -19,7 +19,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.pallas_call import LANES, PACKED, SUBLANES, launch, on_each_device
+from bert_jax.kernels.pallas_call import (
+    LANES,
+    PACKED,
+    SUBLANES,
+    cores_of_device,
+    launch,
+    on_each_device,
+)
 from bert_jax.kernels.random_bits import Factors, kept
 from bert_jax.parallel.sharding_rules import LogicalAxes
 
@@ -41,9 +48,9 @@ MOST_NUMBERS: Final = _BLOCK // 4 // LANES
 _AXES: Final[dict[str, LogicalAxes]] = {
     "tokens": ("batch", "length", "hidden"),
     "vector": ("rest", "hidden"),
-    "down": ("batch", "rest", "length"),
-    "across": ("batch", "rest", "hidden"),
-    **dict.fromkeys(("sum", "sums"), ("rest", "batch", "rest", "rest", "hidden")),
+    "down": ("batch", "length"),
+    "across": ("batch", "hidden"),
+    **dict.fromkeys(("sum", "sums"), ("batch", "rest", "hidden")),
 }
 # Sums over tokens that the backward kernel writes: of the scale, or of the scale and both biases.
 _SUMS: Final = {"sum": 1, "sums": 3}
@@ -96,11 +103,11 @@ def norm_gradients(
     operands = [("tokens", gradient), ("tokens", x), ("vector", scale[None])]
     results = ("tokens", "sums")
     if dropped is not None:
-        operands += [("down", each[:, None]) for each in dropped.rows]
-        operands += [("across", each[:, None]) for each in dropped.columns]
+        operands += [("down", each) for each in dropped.rows]
+        operands += [("across", each) for each in dropped.columns]
         results = ("tokens", *results)
     *found, sums = _run(_backward_kernel, operands, results, eps=eps, dropped=dropped)
-    return NormGradients(found[0], found[-1], *sums.sum((1, 2, 3)))
+    return NormGradients(found[0], found[-1], *sums.sum(0))
 
 
 def pre_norm_gradients(
@@ -116,7 +123,7 @@ def pre_norm_gradients(
     found, sums = _run(
         _backward_kernel, operands, ("tokens", "sum"), eps=eps, dropped=None, residual=True
     )
-    return found, sums.sum((0, 1, 2, 3))
+    return found, sums.sum((0, 1))
 
 
 def _run(
@@ -140,11 +147,17 @@ def _run(
             scale_up=1.0 if dropped is None else dropped.scale_up,
             eps=eps,
             residual=residual,
+            cores=cores_of_device(),
         )
         # The gradients of padding tokens are zero, so they do not change sums.
-        sizes = {"tokens": (1, shape.padded), "down": (2, shape.words)}
+        rows = -(-shape.batch // SUBLANES) * SUBLANES
+        sizes = {
+            "tokens": (shape.batch, shape.padded, shape.width),
+            "down": (rows, shape.words),
+            "across": (rows, shape.width),
+        }
         padded = [
-            _padded(each, *sizes[name]) if name in sizes else each
+            _padded(each, sizes.get(name, each.shape))
             for name, each in zip(names, arrays, strict=True)
         ]
         forward = body is _forward_kernel
@@ -153,7 +166,7 @@ def _run(
             *padded,
             name="norm_forward" if forward else "norm_backward",
             made=[shape.array(name, dtype=x.dtype) for name in results],
-            order=("parallel", "parallel"),
+            order=("parallel", "arbitrary"),
             flops=0,  # no products
             transcendentals=shape.batch * shape.padded,
             grid=shape.grid,
@@ -169,9 +182,8 @@ def _run(
     return on_each_device(run, arrays, axes=_AXES, arguments=names, results=results)
 
 
-def _padded(x: Array, axis: int, size: int) -> Array:
-    missing = size - x.shape[axis]
-    return jnp.pad(x, [(0, missing if at == axis else 0) for at in range(x.ndim)])
+def _padded(x: Array, shape: tuple[int, ...]) -> Array:
+    return jnp.pad(x, [(0, size - has) for size, has in zip(shape, x.shape, strict=True)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +198,7 @@ class _Shape:
     scale_up: float  # scale of elements that dropout keeps
     eps: float  # constant added to the variance
     residual: bool  # whether the backward kernel adds the gradient of a residual sum
+    cores: int  # cores of the device
 
     @property
     def padded(self) -> int:
@@ -205,7 +218,15 @@ class _Shape:
     def rows(self) -> int:
         """Number of rows in a block. Short rows share a block."""
         most = max(self._fitting // self.tile, 1) if self.tile == self.padded else 1
-        return max(n for n in range(1, most + 1) if self.batch % n == 0)
+        counts = [n for n in range(1, most + 1) if self.batch % n == 0]
+        if self.factors:  # no block of dropout words ends within a register
+            counts = [n for n in counts if SUBLANES % n == 0 or n % SUBLANES == 0]
+        return max(counts)
+
+    @property
+    def held(self) -> int:
+        """Rows in a block of dropout words: whole registers."""
+        return max(self.rows, SUBLANES)
 
     @property
     def chunks(self) -> int:
@@ -213,9 +234,23 @@ class _Shape:
         return self.rows * self.tile // _CHUNK
 
     @property
+    def tiles(self) -> int:
+        """Number of tiles of a row."""
+        return self.padded // self.tile
+
+    @property
     def grid(self) -> tuple[int, int]:
-        """Number of blocks along rows and tokens."""
-        return self.batch // self.rows, self.padded // self.tile
+        """Number of sums over tokens, and of blocks in each sum. A core computes whole sums."""
+        blocks = self.batch // self.rows * self.tiles
+        sums = self.cores if blocks % self.cores == 0 else blocks
+        return sums, blocks // sums
+
+    def place(self, core: Any, step: Any) -> tuple[Any, Any]:
+        """Returns the indices of a block along rows and tokens."""
+        number = core * self.grid[1] + step
+        if self.tiles == 1:
+            return number, 0
+        return jax.lax.div(number, self.tiles), jax.lax.rem(number, self.tiles)
 
     @property
     def _fitting(self) -> int:
@@ -235,30 +270,33 @@ class _Shape:
     @property
     def turned(self) -> list[Any]:
         """Scratch arrays of the backward kernel: dropout words of tokens, repeated in all lanes."""
-        tokens = self.words // self.grid[1]
+        tokens = self.words // self.tiles
         dtype = jnp.int32 if self.factors == 1 else jnp.float32
         return [pltpu.VMEM((self.rows, tokens, LANES), dtype)] * self.factors
 
     def array(self, name: str, *, dtype: Any) -> jax.ShapeDtypeStruct:
         """Returns the shape and dtype of a result on one device."""
         if name in _SUMS:
-            return jax.ShapeDtypeStruct((_SUMS[name], *self.grid, 1, self.width), jnp.float32)
+            return jax.ShapeDtypeStruct((self.grid[0], _SUMS[name], self.width), jnp.float32)
         return jax.ShapeDtypeStruct((self.batch, self.padded, self.width), dtype)
 
     def block(self, name: str) -> pl.BlockSpec:
         """Returns the block of an array for one invocation of a kernel."""
         rows, tile, width = self.rows, self.tile, self.width
-        blocks = {
+
+        def held(b: Any) -> Any:
+            return jax.lax.div(b * rows, self.held)
+
+        blocks: dict[str, Any] = {
             "tokens": ((rows, tile, width), lambda b, i: (b, i, 0)),
             "vector": ((1, width), lambda b, i: (0, 0)),
-            "down": ((rows, 1, self.words // self.grid[1]), lambda b, i: (b, 0, i)),
-            "across": ((rows, 1, width), lambda b, i: (b, 0, 0)),
-            **{
-                each: ((count, 1, 1, 1, width), lambda b, i: (0, b, i, 0, 0))
-                for each, count in _SUMS.items()
-            },
+            "down": ((self.held, self.words // self.tiles), lambda b, i: (held(b), i)),
+            "across": ((self.held, width), lambda b, i: (held(b), 0)),
         }
-        return pl.BlockSpec(*blocks[name])
+        if name in _SUMS:
+            return pl.BlockSpec((1, _SUMS[name], width), lambda core, step: (core, 0, 0))
+        shape, index = blocks[name]
+        return pl.BlockSpec(shape, lambda core, step: index(*self.place(core, step)))
 
 
 def _forward_kernel(x: Any, scale: Any, *refs: Any, shape: _Shape) -> None:
@@ -289,9 +327,11 @@ def _backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: _Shap
     down, across, refs = refs[:count], refs[count:][: shape.across], refs[count + shape.across :]
     results, turned = refs[: len(refs) - count], refs[len(refs) - count :]
     out, *dropped, sums = results
+    block, _ = shape.place(pl.program_id(0), pl.program_id(1))
+    first = jax.lax.rem(block * shape.rows, shape.held)  # row of the block's words
     for words, one in zip(down, turned, strict=True):
         for row in range(shape.rows):
-            lanes = jnp.broadcast_to(words[row], (LANES, words.shape[-1]))
+            lanes = jnp.broadcast_to(words[pl.ds(first + row, 1)], (LANES, words.shape[-1]))
             one[row] = jnp.transpose(lanes)
 
     def of_chunk(at: Chunk, total: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -306,15 +346,19 @@ def _backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: _Shap
         of_term = of_sum
         for each in dropped:
             rows = tuple(jnp.concatenate([one[at]] * (shape.width // LANES), 1) for one in turned)
-            keep = kept(rows, tuple(one[at[0]] for one in across))
+            keep = kept(rows, tuple(one[pl.ds(first + at[0], 1)] for one in across))
             of_term = jnp.where(keep, of_sum * shape.scale_up, 0.0)
             each[at] = of_term.astype(each.dtype)
-        found = (of_out * normed, of_out, of_term)[: sums.shape[0]]
+        found = (of_out * normed, of_out, of_term)[: sums.shape[1]]
         return tuple(so_far + _folded(new) for so_far, new in zip(total, found, strict=True))
 
-    none = (jnp.zeros((SUBLANES, shape.width), jnp.float32),) * sums.shape[0]
+    @pl.when(pl.program_id(1) == 0)
+    def _start() -> None:
+        sums[...] = jnp.zeros_like(sums)
+
+    none = (jnp.zeros((SUBLANES, shape.width), jnp.float32),) * sums.shape[1]
     for at, total in enumerate(_for_each_chunk(of_chunk, none, shape)):
-        sums[at, 0, 0] = total.sum(axis=0, keepdims=True)
+        sums[0, pl.ds(at, 1)] += total.sum(axis=0, keepdims=True)
 
 
 def _for_each_chunk(body: Callable[[Chunk, Any], Any], start: Any, shape: _Shape) -> Any:

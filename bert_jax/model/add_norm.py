@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.kernels.norm import Dropped, fits, norm_gradients, normalised, pre_norm_gradients
-from bert_jax.model.dropout import TileFactors, dropout, masked, tile_factors
+from bert_jax.model.dropout import TileFactors, drop, masked
 from bert_jax.model.elementwise import layer_norm
 from bert_jax.model.layers import Dense, LayerNorm, ScaledNorm
 
@@ -27,20 +27,16 @@ def add_norm(
     dense: Dense,
     norm: LayerNorm,
     rate: float,
-    dropout_key: Array | None,
-    lines: Array | None = None,
+    factors: TileFactors | None,
 ) -> Array:
     """Returns ``norm(residual + dropout(product + bias))``, [B, L, D], in the execution's dtype.
 
-    `product_BLD` is the product of `dense` without its bias. `dropout_key` is a threefry key, or
-    None in evaluation. For `lines`, see `tile_factors`.
+    `product_BLD` is the product of `dense` without its bias. `factors` are the hash factors of
+    dropout, see `tile_factors`, or None in evaluation.
     """
     if not norm.fused:
-        y_BLD = dropout(dense.with_bias(product_BLD), rate, dropout_key, lines=lines)
+        y_BLD = drop(dense.with_bias(product_BLD), factors, rate)
         return norm(residual_BLD + y_BLD)
-    factors = None
-    if dropout_key is not None and rate > 0.0:
-        factors = tile_factors(product_BLD.shape, dropout_key, rate, lines=lines)
     vectors = _Vectors(dense.bias[...], norm.scale[...], norm.bias[...])
     return _add_norm(residual_BLD, product_BLD, vectors, factors, rate, norm.eps)
 

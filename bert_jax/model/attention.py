@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.kernels.attention import fused_attention
+from bert_jax.kernels.attention import DropoutWords, dropout_words, fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.architecture import PostNormArchitecture
 from bert_jax.model.cudnn_attention import cudnn_attention
@@ -45,12 +45,32 @@ class SelfAttention(nnx.Module):
         x_BLD: Float[Array, "batch length hidden"],
         segment_ids: Int[Array, "batch length"],
         *,
-        dropout_key: Array | None,
+        dropout: Array | DropoutWords | None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries hidden"]:
-        """Returns the output projection without its bias, see `EncoderModel.hidden`."""
-        core = self._fused if self.core == "fused" else self._plain
-        return self.output.without_bias(core(x_BLD, segment_ids, dropout_key, queries_BQ))
+        """Returns the output projection without its bias, see `EncoderModel.hidden`.
+
+        `dropout` is from `dropout_of`, or None in evaluation.
+        """
+        if self.core == "fused":
+            assert not isinstance(dropout, jax.Array)
+            attended = self._fused(x_BLD, segment_ids, dropout, queries_BQ)
+        else:
+            assert not isinstance(dropout, DropoutWords)
+            attended = self._plain(x_BLD, segment_ids, dropout, queries_BQ)
+        return self.output.without_bias(attended)
+
+    def dropout_of(
+        self, key: Array, segment_ids: Array, queries_BQ: Array | None
+    ) -> Array | DropoutWords | None:
+        """Returns what the core needs for dropout: the key, or the words of the fused kernel."""
+        if self.dropout_rate == 0.0:
+            return None
+        if self.core != "fused":
+            return key
+        (batch, length), (heads, _) = segment_ids.shape, self.query.outputs
+        seeds = tile_seeds(key, (batch, heads))
+        return dropout_words(seeds, length=length, queries_BQ=queries_BQ)
 
     def _plain(
         self, x_BLD: Array, segment_ids: Array, key: Array | None, queries_BQ: Array | None
@@ -67,18 +87,19 @@ class SelfAttention(nnx.Module):
         return core(q_BQHK, k_BLHK, v_BLHK, segment_ids, dropout_key=key, queries_BQ=queries_BQ)
 
     def _fused(
-        self, x_BLD: Array, segment_ids: Array, key: Array | None, queries_BQ: Array | None
+        self,
+        x_BLD: Array,
+        segment_ids: Array,
+        words: DropoutWords | None,
+        queries_BQ: Array | None,
     ) -> Array:
         """Returns the attended values [B, Q, H, K], computed by the fused kernel."""
-        heads, columns = self.query.bias.shape
-        seeds = None
-        if key is not None and self.dropout_rate > 0.0:
-            seeds = tile_seeds(key, (len(x_BLD), heads))
+        heads, columns = self.query.outputs
         attended_BQW = fused_attention(
             self._products(x_BLD, queries_BQ),
             jnp.stack([each.bias[...].reshape(-1) for each in self._maps]),
             segment_ids,
-            seeds,
+            words,
             columns=columns,
             rate=self.dropout_rate,
             causal=self.causal,

@@ -33,7 +33,12 @@ def dropout(x: Array, rate: float, key: Array | None, *, lines: Array | None = N
     """
     if key is None or rate == 0.0:
         return x
-    return _drop(x, tile_factors(x.shape, key, rate, lines=lines), rate)
+    return drop(x, tile_factors(x.shape, key, rate, lines=lines), rate)
+
+
+def drop(x: Array, factors: TileFactors | None, rate: float) -> Array:
+    """Drops elements of `x` with the factors of `tile_factors`, or nothing if they are None."""
+    return x if factors is None else _drop(x, factors, rate)
 
 
 def tile_factors(

@@ -19,6 +19,7 @@ from bert_jax.kernels.precision import precision_of
 from bert_jax.model.architecture import Activation, EncoderArchitecture
 from bert_jax.model.elementwise import gelu_tanh, layer_norm
 from bert_jax.model.initial import Constant, Initial, TruncatedNormal
+from bert_jax.model.row_key import fold_in
 from bert_jax.model.section import Dtype, Execution
 from bert_jax.parallel.gradient_sum import device_shares, summed_shares
 from bert_jax.parallel.sharding_rules import LogicalAxes, constrain, whole
@@ -303,4 +304,4 @@ def gather_positions(
 
 def subkey(key: Array | None, index: int) -> Array | None:
     """Derives the `index`-th key from `key`. Returns None for None."""
-    return None if key is None else jax.random.fold_in(key, index)
+    return None if key is None else fold_in(key, index)

@@ -1,8 +1,9 @@
 """The post-LayerNorm encoder: a scan over layers with stacked parameters (arXiv 1810.04805)."""
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels import gelu_product
+from bert_jax.kernels.attention import DropoutWords
 from bert_jax.kernels.attention_tiles import longest_rows
 from bert_jax.kernels.pallas_call import PACKED
 from bert_jax.model.add_norm import add_norm
 from bert_jax.model.architecture import Activation, PostNormArchitecture, Sublayer
 from bert_jax.model.attention import SelfAttention
+from bert_jax.model.dropout import TileFactors, tile_factors
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.gelu_project import GELUS, gelu_project
 from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
@@ -40,9 +43,18 @@ SUBLAYERS: Final[dict[str, Sublayer]] = {
 }
 """The sublayer of each part of a layer."""
 
-# Parameters with one entry per layer, or per group of layers that share them, and dropout keys [3]
-# with one entry per layer. Keys are None in evaluation.
-_Layers: TypeAlias = tuple[Any, Array | None]
+
+class LayerDropout(NamedTuple):
+    """Dropout of a layer. An entry without dropout is None."""
+
+    core: Array | DropoutWords | None  # of `SelfAttention.dropout_of`
+    attended: TileFactors | None  # of the output of attention
+    fed: TileFactors | None  # of the output of the FFN
+
+
+# Parameters with one entry per layer, or per group of layers that share them, and dropout with one
+# entry per layer, or None in evaluation.
+_Layers: TypeAlias = tuple[Any, LayerDropout | None]
 
 
 class PostNormLayer(nnx.Module):
@@ -62,35 +74,50 @@ class PostNormLayer(nnx.Module):
         self.output_norm = LayerNorm(architecture=architecture, execution=execution)
         self.activation: Activation = architecture.hidden_act
         self.fused_ffn = execution.ffn == "fused"
-        self.dropout_rate = architecture.hidden_dropout_prob
+        self.width, self.dropout_rate = width, architecture.hidden_dropout_prob
 
     def __call__(
         self,
         x_BLD: Float[Array, "batch length hidden"],
         segment_ids: Int[Array, "batch length"],
         *,
-        dropout_keys: Array | None,
+        dropout: LayerDropout | None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries hidden"]:
         """Returns the states at the positions `queries_BQ`, or all states if it is None.
 
         A query attends to the tokens of its segment, if causal only to itself and earlier ones.
-        `dropout_keys` [3] is None in evaluation.
+        `dropout` is from `dropout_of`, or None in evaluation.
         """
-        core_key, attended_key, fed_key = [None] * 3 if dropout_keys is None else dropout_keys
-        attended = self.attention(x_BLD, segment_ids, dropout_key=core_key, queries_BQ=queries_BQ)
-        ended = functools.partial(add_norm, rate=self.dropout_rate, lines=queries_BQ)
+        core, *factors = dropout or LayerDropout(None, None, None)
+        attended = self.attention(x_BLD, segment_ids, dropout=core, queries_BQ=queries_BQ)
+        ended = functools.partial(add_norm, rate=self.dropout_rate)
         x_BQD = ended(
             x_BLD if queries_BQ is None else gather_positions(x_BLD, queries_BQ),
             attended,
             dense=self.attention.output,
             norm=self.attention_norm,
-            dropout_key=attended_key,
+            factors=factors[0],
         )
         x_BQD = constrain(x_BQD, "batch", "length", "hidden")
         fed = self._fed(x_BQD)
-        x_BQD = ended(x_BQD, fed, dense=self.output, norm=self.output_norm, dropout_key=fed_key)
+        x_BQD = ended(x_BQD, fed, dense=self.output, norm=self.output_norm, factors=factors[1])
         return constrain(x_BQD, "batch", "length", "hidden")
+
+    def dropout_of(
+        self, keys: Array, segment_ids: Array, queries_BQ: Array | None = None
+    ) -> LayerDropout:
+        """Returns the dropout of a layer. `keys` are three keys."""
+        core = self.attention.dropout_of(keys[0], segment_ids, queries_BQ)
+        if self.dropout_rate == 0.0:
+            return LayerDropout(core, None, None)
+        tokens = segment_ids if queries_BQ is None else queries_BQ
+        shape = (*tokens.shape, self.width)
+        of_both = jax.vmap(
+            lambda key: tile_factors(shape, key, self.dropout_rate, lines=queries_BQ)
+        )(keys[1:])
+        attended, fed = (jax.tree.map(operator.itemgetter(at), of_both) for at in range(2))
+        return LayerDropout(core, attended, fed)
 
     def _fed(self, x_BLD: Array) -> Array:
         """Returns the output of the FFN without its last bias, which `add_norm` adds."""
@@ -154,19 +181,22 @@ class PostNormEncoder(nnx.Module):
         """
         x_BLD = self._embedded(batch, words_BLD=words_BLD, dropout_key=subkey(dropout_key, 0))
         segment_ids = batch["segment_ids"]
-        layers = self._layers(dropout_key)
+        params, keys = self._params(), self._dropout_keys(dropout_key)
         if queries_BQ is None:
+            layers = params, self._dropout(keys, segment_ids)
             return self._scan(x_BLD, segment_ids, layers)[0]
         wanted = queries_BQ.shape[1]
         if self.fused:
             # Pad once here: otherwise every kernel would pad its input and slice its output.
             queries_BQ = jnp.pad(queries_BQ, ((0, 0), (0, -wanted % PACKED)))
-        params, keys = layers
         first, sizes, last = without_last_layer(params, sharing=self.sharing)
-        first_keys, last_keys = (None, None) if keys is None else (keys[:-1], keys[-1])
         if self.depth > 1:
-            x_BLD, _ = self._scan(x_BLD, segment_ids, (first, first_keys), sharing=sizes)
-        return self._layer(x_BLD, segment_ids, (last, last_keys), queries_BQ)[:, :wanted]
+            layers = first, self._dropout(None if keys is None else keys[:-1], segment_ids)
+            x_BLD, _ = self._scan(x_BLD, segment_ids, layers, sharing=sizes)
+        dropout = None
+        if keys is not None:
+            dropout = self.layers.dropout_of(keys[-1], segment_ids, queries_BQ)
+        return self._layer(x_BLD, segment_ids, (last, dropout), queries_BQ)[:, :wanted]
 
     def every_layer(
         self,
@@ -181,7 +211,8 @@ class PostNormEncoder(nnx.Module):
         `EncoderModel.hidden`.
         """
         x_BLD = self._embedded(batch, dropout_key=None)
-        _, read_layers = self._scan(x_BLD, batch["segment_ids"], self._layers(None), read=read)
+        layers = self._params(), None
+        _, read_layers = self._scan(x_BLD, batch["segment_ids"], layers, read=read)
         return jnp.concatenate([read(x_BLD)[None], read_layers])
 
     def attention_maps(
@@ -209,14 +240,25 @@ class PostNormEncoder(nnx.Module):
         ids = batch["input_ids"], batch["token_type_ids"], batch.get("position_ids")
         return self.embeddings(*ids, words_BLD=words_BLD, dropout_key=dropout_key)
 
-    def _layers(self, dropout_key: Array | None) -> _Layers:
-        """Returns the parameters of all layers, gathered for use, and their dropout keys."""
+    def _params(self) -> Any:
+        """Returns the parameters of all layers, gathered for use."""
         reused = self.unroll < self.depth or len(self.sharing) < self.depth
-        params = gathered_params(self.layers) if reused else nnx.state(self.layers)
-        layers_key = subkey(dropout_key, 1)
-        # Split all keys in one operation, because XLA compiles each such operation slowly.
-        keys = None if layers_key is None else jax.random.split(layers_key, (self.depth, 3))
-        return params, keys
+        return gathered_params(self.layers) if reused else nnx.state(self.layers)
+
+    def _dropout_keys(self, dropout_key: Array | None) -> Array | None:
+        """Returns the dropout keys of all layers, [layers, 3]."""
+        key = subkey(dropout_key, 1)
+        return None if key is None else jax.random.split(key, (self.depth, 3))
+
+    def _dropout(self, keys: Array | None, segment_ids: Array) -> LayerDropout | None:
+        """Returns the dropout of layers, stacked.
+
+        It is computed for all layers at once. On a TPU, each of many small operations takes a
+        microsecond.
+        """
+        if keys is None:
+            return None
+        return jax.vmap(lambda of_layer: self.layers.dropout_of(of_layer, segment_ids))(keys)
 
     def _scan(
         self,
@@ -246,9 +288,9 @@ class PostNormEncoder(nnx.Module):
         """Returns a layer's output at `queries_BQ`, or for all tokens if it is None."""
 
         def layer(x_BLD: Array, of_layer: _Layers) -> Array:
-            params, dropout_keys = of_layer
+            params, dropout = of_layer
             module = nnx.merge(nnx.graphdef(self.layers), params)
-            return module(x_BLD, segment_ids, dropout_keys=dropout_keys, queries_BQ=queries_BQ)
+            return module(x_BLD, segment_ids, dropout=dropout, queries_BQ=queries_BQ)
 
         return REMAT[self.remat](layer)(x_BLD, of_layer)
 

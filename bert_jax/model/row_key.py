@@ -16,6 +16,7 @@ Array = jax.Array
 _THREEFRY: Final = "threefry2x32"
 _WORDS: Final = 2  # words of a threefry key. `first`, `step` and `rows` follow.
 _STEP: Final = 3
+_TOGETHER: Final = 8  # keys that `fold_in` computes
 
 
 def numbered_rows(key: Array, *, first: Any, step: Any, rows: int) -> Array:
@@ -40,6 +41,18 @@ def row_keys(key: Array, rows: int) -> Array:
     """Returns a threefry key for each row, [rows]. It depends on the number of the row alone."""
     numbers = row_numbers(key, rows)
     return jax.vmap(jax.random.fold_in, (None, 0))(_threefry(jax.random.key_data(key)), numbers)
+
+
+def fold_in(key: Array, index: Any) -> Array:
+    """Returns ``jax.random.fold_in(key, index)``, computed for several indices at once.
+
+    A TPU runs each of the hundred operations of a single key separately, but fuses those of an
+    array. Small constants share one array.
+    """
+    at = index % _TOGETHER if isinstance(index, int) else 0
+    first = jnp.asarray(index - at).astype(jnp.uint32)
+    indices = first + jnp.arange(_TOGETHER, dtype=jnp.uint32)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)[at]
 
 
 def _threefry(data: Array) -> Array:

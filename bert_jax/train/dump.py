@@ -83,7 +83,7 @@ def write_dump(
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / f"{stem}_{process}.npz") as path, path.open("wb") as file:
             np.savez(file, allow_pickle=False, **pieces)
-    norms = jax.device_get(figures.gradient_norms)
+    norms = jax.tree.map(np.sqrt, jax.device_get(figures.gradient_squares))
     record = DumpRecord(
         step=bad.step,
         phase=progress.phase,

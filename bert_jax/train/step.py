@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from bert_jax.model.row_key import numbered_rows
+from bert_jax.model.row_key import fold_in, numbered_rows
 from bert_jax.optim.optimizer import MomentsState, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate
 from bert_jax.parallel.compiling import made_once
@@ -31,11 +31,11 @@ class StepLimits(NamedTuple):
 
 
 class StepFigures(NamedTuple):
-    """The metrics and gradient norms of a step, replicated over the mesh."""
+    """The metrics and gradients of a step, replicated over the mesh."""
 
     metrics: Metrics
-    # Gradient norms, nested like the parameters: float32 [], or [layers] of a stacked parameter
-    gradient_norms: Params
+    # Sums of squares, nested like the parameters: float32 [], or [layers] of a stacked parameter
+    gradient_squares: Params
 
 
 # (state, batch, limits, schedule, frozen parameters) → new state, figures
@@ -106,7 +106,7 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
             "learning_rate": (rate, one),
             HEALTHY: (healthy.astype(jnp.float32), one),
         }
-        return new_state, StepFigures(metrics, jax.tree.map(jnp.sqrt, squares))
+        return new_state, StepFigures(metrics, squares)
 
     return step
 
@@ -187,7 +187,7 @@ def make_evaluation_step(task: Task, model: ModelDefinition) -> EvaluationStep:
 def dropout_key(state: TrainState) -> jax.Array:
     """Returns the dropout key of the step, from the run's key and the step number."""
     run_key = jax.random.wrap_key_data(state.rng, impl="threefry2x32")
-    return jax.random.fold_in(run_key, state.step)
+    return fold_in(run_key, state.step)
 
 
 # (parameters, microbatch, dropout key) → (loss, metrics), gradients

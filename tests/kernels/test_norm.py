@@ -14,6 +14,7 @@ from flax import nnx
 from hypothesis import strategies as st
 
 from bert_jax.model.add_norm import add_norm, pre_norm
+from bert_jax.model.dropout import tile_factors
 from bert_jax.model.layer_stack import REMAT
 from bert_jax.model.layers import Dense, LayerNorm, ScaledNorm
 from bert_jax.model.section import Execution
@@ -39,7 +40,10 @@ def end(norm: Any, arrays: Any, vectors: Any, *, rate: float, remat: Any = "none
         dense = Dense((width, width), ("mlp", "embed"), outputs=1, **both)
         ends = LayerNorm(**both)
         dense.bias, ends.scale, ends.bias = map(nnx.Param, vectors)
-        run = functools.partial(add_norm, dense=dense, norm=ends, rate=rate, dropout_key=key)
+        factors = None
+        if rate:
+            factors = tile_factors(residual.shape, key, rate)
+        run = functools.partial(add_norm, dense=dense, norm=ends, rate=rate, factors=factors)
         out = REMAT[remat](run)(residual, product)
         return (out * weights).astype(jnp.float32).sum(), out
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from bert_jax.config import load_config
-from bert_jax.kernels.attention import fused_attention
+from bert_jax.kernels.attention import dropout_words, fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.mesh import make_mesh
@@ -64,7 +64,7 @@ def fused(
         tuple(merged),
         bias.reshape(3, -1),
         segments,
-        seeds,
+        dropout_words(seeds, length=k.shape[1], queries_BQ=queries),
         columns=columns,
         rate=rate,
         causal=causal,

@@ -118,7 +118,7 @@ class Trainer:
         with jax.set_mesh(self.mesh):
             placed = on_mesh(batch, self.mesh)
             new, figures = self.compiled(state, placed, limits, self.schedule, self.frozen)
-        self.gradient_norms = jax.device_get(figures.gradient_norms)
+        self.gradient_norms = jax.tree.map(np.sqrt, jax.device_get(figures.gradient_squares))
         return new, {name: (float(s), float(c)) for name, (s, c) in figures.metrics.items()}
 
 
