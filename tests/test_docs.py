@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from transformers import BertForPreTraining, BertModel
@@ -139,6 +140,35 @@ def test_every_step_from_a_checkpoint_to_its_export_works(
     assert parse_yaml(page, "page") == parse_yaml(read_packaged("new/continue"), "new")
 
 
+def test_every_step_from_a_classifier_to_a_filtered_dataset_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = sorted(set(re.findall(r"[a-z]+", _page("howto/label-a-crawl.md").lower())))
+    vocabulary = [*SPECIAL_PIECES, *words, ".", "!"]
+    config = hf_config(vocab_size=len(vocabulary), num_hidden_layers=1, max_position_embeddings=128)
+    save(hf_model(BertModel, config), Path("start"))
+    Path("start/vocab.txt").write_text("\n".join(vocabulary))
+    assert _follow("howto/label-a-crawl.md") == [
+        *("python", "finetune", "score", "examples", "score", "score", "score", "export", "python"),
+    ]
+    total = json.loads(Path("data/scored/manifest.json").read_text())["total"]
+    assert total["read"] == 600
+    assert total["written"] > 100
+    assert total["dropped"] > 100
+    tables = {path.stem: pq.read_table(path) for path in Path("data/scored").glob("*.parquet")}
+    kept = [text for table in tables.values() for text in table.column("text").to_pylist()]
+    assert all(text.startswith("The ") for text in kept)
+    # The dataset has the documents and sentences that were kept, and no others.
+    read = bert_jax.open_dataset("data/filtered", "train").provenance.corpus
+    assert read.documents == len(kept) == total["written"]
+    assert read.sentences == sum(text.count(".") for text in kept)
+    assert json.loads(Path("data/beam/manifest.json").read_text())["total"] == total
+    # The exported model, in bfloat16 and in PyTorch, keeps as many.
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed == f"{tables['3'].num_rows} of 200 documents"
+
+
 def test_every_step_of_the_page_on_search_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,6 +256,7 @@ FEWER = (
     ("every: 500", "every: 4"),
     ("num_hidden_layers: 4", "num_hidden_layers: 2"),
     ("every: 300", "every: 4"),
+    ("learning_rate: 3e-5", "learning_rate: 3e-3"),
     ("warmup_steps: 100", "warmup_steps: 4"),
     ("num_hidden_layers: 2", "num_hidden_layers: 1"),
     ("sentence-transformers/all-MiniLM-L6-v2", "start"),
