@@ -216,4 +216,4 @@ def _root(patterns: Sequence[str], found: Collection[str]) -> str:
 
 
 def _below(path: str, root: str) -> str:
-    return path.removeprefix(root).lstrip("/")
+    return f"{path}/".removeprefix(root).strip("/")
