@@ -135,7 +135,8 @@ def histogram(
         f"highest from {number(edges[most])}: {number(counts[most])}"
     )
     label += f"; {mark[1]} at {number(mark[0])}" if mark else ""
-    return Chart(title, label, spec, ["Logarithmic scale."])
+    remarks = ["Logarithmic scale.", *([f"The line marks the {mark[1]}."] if mark else [])]
+    return Chart(title, label, spec, remarks)
 
 
 def distributions(title: str, groups: Mapping[str, np.ndarray], *, x_label: str) -> Chart:
