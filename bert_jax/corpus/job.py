@@ -181,9 +181,9 @@ def prepare(section: ScoreSection, model: ScoredModel) -> Job:
     the results of other settings.
     """
     parts = find_parts(section.input, part_bytes=section.part_bytes)
-    if section.keep is not None and EVERY_COLUMN not in section.columns:
-        columns = ["id", *section.columns, *model.results.schema.names]
-        Condition(section.keep, columns=columns)
+    if section.keep is not None:
+        known = ["id", *section.columns, *model.results.schema.names]
+        Condition(section.keep, columns=None if EVERY_COLUMN in section.columns else known)
     on_cpu = model.mesh.devices.flat[0].platform == "cpu"
     tokens = tokens_of_batch(section, on_cpu=on_cpu)
     devices = batch_parts(model.mesh)

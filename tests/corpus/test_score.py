@@ -208,6 +208,10 @@ def test_mistakes_are_one_line(corpus: Path, tmp_path: Path) -> None:
         line = refused("score", path, setting)
         assert line.key == key, line
         assert line.place.startswith(place), line
+    # A mistake leaves no settings that would refuse the corrected command.
+    copied = ('score.columns="*"', f"score.output={tmp_path / 'copied'}", "score.keep=label ==")
+    assert refused("score", path, *copied).key == "score.keep"
+    assert not (tmp_path / "copied").exists()
     ok("score", path, "score.workers=1")
     line = refused("score", path, "score.max_length=32")
     says(line, key="score.other_settings", place=tmp_path / "out", setting="score.max_length")
