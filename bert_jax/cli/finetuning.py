@@ -149,6 +149,10 @@ def score(config: str, overrides: tuple[str, ...]) -> None:
     Exit codes: 0 done, 1 stopped, 2 wrong configuration or data.
     """
     loaded = base.read_config(config, overrides)
+    if loaded.score is not None:
+        from bert_jax.diagnostics.inputs import require_inputs, score_inputs
+
+        require_inputs(score_inputs(loaded.score), loaded.mesh)
     with base.starting_jax():
         from bert_jax.verbs.score import score_with
     score_with(loaded, console=base.progress_console())

@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from bert_jax.corpus.keep import Condition
 from bert_jax.corpus.parts import InputPart, find_parts
 from bert_jax.corpus.program import IdleClock, Program
-from bert_jax.corpus.reading import PartReader
+from bert_jax.corpus.reading import PartReader, RowWindow
 from bert_jax.corpus.results import Results, Tags, Vectors, results_of_head
-from bert_jax.corpus.score_part import PARTS, PartRecord, encode_window, record_path
+from bert_jax.corpus.score_part import PARTS, PartRecord, encode_window, record_path, without_rows
 from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
 from bert_jax.corpus.settings import PartSettings, WindowLimits
 from bert_jax.errors import SettingError, UserError, commas
@@ -258,6 +258,13 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, output: 
             )
 
 
+def _check_keep(window: RowWindow, settings: PartSettings) -> None:
+    """Raises UserError if the condition does not fit the columns of the first rows."""
+    if settings.section.keep is not None:
+        table = without_rows(window.columns, settings.results)
+        Condition(settings.section.keep, columns=table.column_names).kept(table)
+
+
 def _lengths(parts: Sequence[InputPart], settings: PartSettings, model: ScoredModel) -> list[int]:
     """Returns padded lengths that suit the first rows of the corpus, and the maximum length."""
     sample = np.zeros(0, np.int64)
@@ -267,6 +274,7 @@ def _lengths(parts: Sequence[InputPart], settings: PartSettings, model: ScoredMo
         window = next(reader.windows(_SAMPLE), None)
         if window is not None and window.texts:
             sample = encode_window(window, settings).lengths
+            _check_keep(window, settings)
             characters, rows = sum(map(len, window.texts)), len(window.texts)
             break
     architecture, longest = model.opened.model.architecture, settings.max_length

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -90,7 +90,7 @@ def score_part(
             read, written = read + table.num_rows, written + kept.num_rows
             cut, tokens = cut + encoded.cut, tokens + int(encoded.lengths.sum())
         if summary is None:  # no row could be read
-            writer.write(_table(_no_rows(), _empty(results), results))
+            writer.write(without_rows({"id": pa.array([], pa.string())}, results))
     record = PartRecord(
         input=part.input,
         output=name,
@@ -200,9 +200,7 @@ def _table(window: RowWindow, columns: list[pa.Array], results: Results) -> pa.T
     return table
 
 
-def _no_rows() -> RowWindow:
-    return RowWindow({"id": pa.array([], pa.string())}, [], None)
-
-
-def _empty(results: Results) -> list[pa.Array]:
-    return [pa.array([], field.type) for field in results.schema]
+def without_rows(columns: Mapping[str, pa.Array], results: Results) -> pa.Table:
+    """Returns an empty table with the types of columns, then those of results."""
+    kinds = [(name, column.type) for name, column in columns.items()]
+    return pa.schema([*kinds, *results.schema]).empty_table()

@@ -6,13 +6,15 @@ from typing import Any
 
 from etils import epath
 
+from bert_jax.corpus.parts import find_parts
+from bert_jax.corpus.section import ScoreSection
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.google_bert.reader import is_google_bert
 from bert_jax.data.loader.mask_share import measure_masks
 from bert_jax.diagnostics.findings import Finding, ok, warn
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, counted
 from bert_jax.files.hub import is_dataset_file, library
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
@@ -175,6 +177,19 @@ def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
         yield "distill_from", lambda: check_origin(teacher, fits)
     for name, path in section.task.inputs.items():
         yield "task", partial(_check_input, section.task, name, path)
+
+
+def score_inputs(section: ScoreSection) -> Iterator[Check]:
+    """Yields checks of the inputs of `score`: the model and the files."""
+    yield "model", lambda: check_origin(section.model)
+
+    def check_files() -> str:
+        local = [pattern for pattern in section.input if not is_remote(pattern)]
+        if not local:
+            return _unread(section.input[0])
+        return f"found {counted(len(find_parts(local, part_bytes=section.part_bytes)), 'part')}"
+
+    yield "input", check_files
 
 
 def check_origin(origin: str, fits: Callable[[Any], None] = lambda architecture: None) -> str:

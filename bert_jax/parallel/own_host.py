@@ -16,8 +16,8 @@ from bert_jax.parallel.section import DistributedSection, MeshSection
 _CHIPS: Final = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}
 
 
-def open_own_mesh(section: MeshSection) -> tuple[Mesh, HostShare]:
-    """Opens the devices of this host, and returns its share of a job's work.
+def open_own_mesh(section: MeshSection, *, one_device: bool = False) -> tuple[Mesh, HostShare]:
+    """Opens the devices of this host, or one of them, and returns its share of a job's work.
 
     Raises UserError if the environment does not say which host this is, if the section divides a
     model over devices, or as `open_mesh`.
@@ -35,7 +35,7 @@ def open_own_mesh(section: MeshSection) -> tuple[Mesh, HostShare]:
         if share.count > 1:
             _leave_slice()
     alone = {"distributed": DistributedSection(), "data": -1, "slices": 1, "copies": None}
-    return open_mesh(section.model_copy(update=alone)), share
+    return open_mesh(section.model_copy(update=alone), one_device=one_device), share
 
 
 def _leave_slice() -> None:

@@ -75,7 +75,12 @@ def config_findings(config: RunConfig, *, init_from: str | None = None) -> Itera
     ):
         problems |= finding.level == "problem"
         yield finding
-    from bert_jax.diagnostics.inputs import check_masks, finetuning_inputs, pretraining_inputs
+    from bert_jax.diagnostics.inputs import (
+        check_masks,
+        finetuning_inputs,
+        pretraining_inputs,
+        score_inputs,
+    )
     from bert_jax.workflows.epochs import count_epochs, describe_epochs
 
     if init_from is not None:
@@ -97,6 +102,8 @@ def config_findings(config: RunConfig, *, init_from: str | None = None) -> Itera
         )
     if config.finetune is not None:
         yield from (checked(*each) for each in finetuning_inputs(config.finetune))
+    if config.score is not None:
+        yield from (checked(*each) for each in score_inputs(config.score))
     if not problems and (step := trained()) is not None and step.longest:
         from bert_jax.diagnostics.devices import check_kernels
 

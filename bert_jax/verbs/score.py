@@ -30,7 +30,7 @@ def score(config: AnyConfig, *, console: Console | None = None, **overrides: Any
     """Runs a model over a corpus. The same command finishes the parts that are missing.
 
     Every host of a job scores its own parts and needs no other host. The results depend neither on
-    the number of workers and hosts nor on the engine.
+    the number of workers and hosts nor on the engine, for an equal number of devices in a process.
 
     Args:
         config: a configuration, a dict of its settings or its file, with `score`.
@@ -49,14 +49,14 @@ def score(config: AnyConfig, *, console: Console | None = None, **overrides: Any
 def score_with(config: RunConfig, *, console: Console) -> ScoreResult:
     """Runs a model over a corpus as configured. Raises the errors of `score`."""
     section = need(config.score, "score", "score")
-    mesh, host = open_own_mesh(config.mesh)
+    mesh, host = open_own_mesh(config.mesh, one_device=section.engine == "beam")  # as its workers
     lock = f"{section.output}.host-{host.index}" if host.count > 1 else section.output
     with hold_output(lock):
         model = open_scored_model(section, mesh)
         job = prepare(section, model)
         price = dollars_per_hour(section, model.mesh.devices.flat)
         result = run_job(job, model, host=host, dollars_per_hour=price)
-        if not result.missing:
+        if not result.missing and (result.computed or not (job.output / REPORT).exists()):
             write_report(job, result, speed=_speed(result, price))
     for line in _lines(section, result, price):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
