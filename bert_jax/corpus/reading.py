@@ -12,7 +12,7 @@ from bert_jax.corpus.results import Tags
 from bert_jax.corpus.section import EVERY_COLUMN
 from bert_jax.corpus.settings import PartSettings, WindowLimits
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.data.row_errors import RowError, RowErrors
+from bert_jax.data.row_errors import SKIPPED_SHOWN, RowError, RowErrors
 from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError, commas, did_you_mean, first_line
 from bert_jax.files.download import local_copy
@@ -25,7 +25,10 @@ from bert_jax.pipelines.sources.files import is_packed, line_number, open_text
 _ID: Final = "id"
 _TEXT: Final = "text"
 _ROWS_AT_ONCE: Final = 1024  # rows of a Parquet file that are decoded together
-_DAMAGED: Final = ("parquet.unreadable", "text.damaged", "file.unreadable", "text.not_utf8")
+_DAMAGED: Final = (
+    *("parquet.unreadable", "text.damaged", "text.not_utf8", "table.no_header"),
+    *("file.unreadable", "file.not_utf8", "file.line_too_long"),
+)
 
 
 class RowWindow(NamedTuple):
@@ -101,7 +104,7 @@ class PartReader:
         section = self._section
         named = section.id or (_ID if _ID in names else None)
         copied = names if EVERY_COLUMN in section.columns else section.columns
-        copied = tuple(name for name in dict.fromkeys(copied) if name != named)
+        copied = tuple(name for name in dict.fromkeys(copied) if (name, named) != (_ID, _ID))
         asked = Asked(section.text, section.pair, named, copied)
         for key, name in asked.needed.items():
             if name not in names:
@@ -169,7 +172,7 @@ class PartReader:
     def _texts_of(self, table: pa.Table, name: str) -> list[Any]:
         try:
             return table.column(name).to_pylist()
-        except UnicodeDecodeError:  # find the rows
+        except (ValueError, OverflowError):  # find the rows
             return [_decoded(value) for value in table.column(name)]
 
     def _readable(
@@ -199,9 +202,6 @@ class PartReader:
         return [at for at in range(len(texts)) if at not in bad] if bad else None
 
     def _jsonl(self, limits: WindowLimits) -> Iterator[RowWindow]:
-        def place_of(offset: int) -> str:
-            return f"line {line_number(self._path, offset)}"
-
         def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
             for offset, raw in self._raw_lines():
                 if not raw.strip():
@@ -213,10 +213,16 @@ class PartReader:
                 except UserError as error:
                     self._refuse(offset, error.message)
 
-        yield from self._of_rows(rows(), limits, place_of=place_of)
+        yield from self._of_rows(rows(), limits, place_of=self._line)
+
+    def _line(self, offset: int) -> str:
+        """Returns the place of a line for errors. Its number takes time: it reads the file."""
+        if self.errors.count >= SKIPPED_SHOWN:  # the error is only counted
+            return f"byte {offset}"
+        return f"line {line_number(self._path, offset)}"
 
     def _refuse(self, offset: int, message: str) -> None:
-        place = f"{self._part.file.path}: line {line_number(self._path, offset)}"
+        place = f"{self._part.file.path}: {self._line(offset)}"
         self.errors.refuse(RowError("score.row", message, place=place))
 
     def _lines(self, limits: WindowLimits) -> Iterator[RowWindow]:
@@ -229,9 +235,7 @@ class PartReader:
                 except UnicodeDecodeError as error:
                     self._refuse(offset, f"found no UTF-8 ({error.reason})")
 
-        yield from self._of_rows(
-            rows(), limits, place_of=lambda offset: f"line {line_number(self._path, offset)}"
-        )
+        yield from self._of_rows(rows(), limits, place_of=self._line)
 
     def _examples(self, limits: WindowLimits) -> Iterator[RowWindow]:
         """Yields the examples of a shard. Their tokens are those of the model's tokenizer."""
@@ -259,13 +263,13 @@ class PartReader:
                 opened.seek(file.start)
             offset = file.start
             while (stop is None or offset < stop) and (raw := opened.readline(MAX_LINE + 1)):
-                if len(raw) > MAX_LINE:
-                    raise UserError(
-                        "score.line_too_long",
-                        f"longer than the limit of {MAX_LINE:,} bytes",
-                        place=f"{file.path}: line {line_number(self._path, offset)}",
-                    )
-                yield offset, raw.removeprefix(b"\xef\xbb\xbf") if offset == 0 else raw
+                if len(raw) <= MAX_LINE:
+                    yield offset, raw.removeprefix(b"\xef\xbb\xbf") if offset == 0 else raw
+                else:
+                    self._refuse(offset, f"longer than the limit of {MAX_LINE:,} bytes")
+                    while raw and not raw.endswith(b"\n"):
+                        offset += len(raw)
+                        raw = opened.readline(MAX_LINE)
                 offset += len(raw)
 
     def _table(self, limits: WindowLimits) -> Iterator[RowWindow]:
@@ -282,19 +286,15 @@ class PartReader:
     ) -> Iterator[RowWindow]:
         """Yields windows of rows, each a place in the file and the values by column."""
         asked: Asked | None = None
+        first: Mapping[str, Any] = {}
         held: list[tuple[int, Mapping[str, Any]]] = []
         characters = 0
         for place, values in rows:
-            asked = asked or self._asked([*values])
-            if any(name not in values for name in asked.needed.values()):
-                missing = next(name for name in asked.needed.values() if name not in values)
-                self.errors.refuse(
-                    RowError(
-                        "score.row_without_column",
-                        f'found no column "{missing}"',
-                        place=f"{self._part.file.path}: {place_of(place)}",
-                    )
-                )
+            if asked is None:
+                asked, first = self._asked([*values]), values
+            if values.keys() != first.keys() and (problem := self._differs(values, asked)):
+                where = f"{self._part.file.path}: {place_of(place)}"
+                self.errors.refuse(RowError("score.row_columns", problem, place=where))
                 continue
             held.append((place, values))
             text = values[asked.text]
@@ -304,6 +304,16 @@ class PartReader:
                 held, characters = [], 0
         if held and asked is not None:
             yield self._of_held(held, asked, place_of)
+
+    def _differs(self, values: Mapping[str, Any], asked: Asked) -> str | None:
+        """Returns why a row does not fit the columns of the first row, or None if it does."""
+        needed = asked.needed.values()
+        if missing := [name for name in needed if name not in values]:
+            return f'found no column "{missing[0]}"'
+        every = EVERY_COLUMN in self._section.columns
+        watched = values if every else [_ID] if self._section.id is None else []
+        added = [name for name in watched if name in values and name not in needed]
+        return f'found the column "{added[0]}", which the first row lacks' if added else None
 
     def _of_held(
         self,
@@ -330,8 +340,15 @@ class PartReader:
 
     def _array(self, name: str, values: Sequence[Any]) -> pa.Array:
         """Returns a column of values without a schema. Its type is that of the first window."""
+        known = self._types.get(name)
         try:
-            array = pa.array(values, self._types.get(name))
+            array = pa.array(values)
+            if known is not None and array.type != known:
+                kinds = [pa.schema([(name, kind)]) for kind in (known, array.type)]
+                # Arrow would round numbers, and omit fields of objects, to fit them to a type.
+                if pa.unify_schemas(kinds, promote_options="permissive") != kinds[0]:
+                    raise pa.ArrowTypeError(f"{known}, then {array.type}")
+                array = pa.array(values, known)
         except (pa.ArrowException, OverflowError) as error:
             raise UserError(
                 "score.mixed_column",
@@ -351,6 +368,8 @@ def _decoded(value: Any) -> Any:
         return value.as_py()
     except UnicodeDecodeError:
         return _NOT_UTF8
+    except (ValueError, OverflowError):  # a time that Python cannot represent
+        return value
 
 
 def _is_words(value: Any) -> bool:
