@@ -31,6 +31,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop.hf_tokenizer import library_pipeline
 from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab
 from bert_jax.text import load_tokenizer
+from bert_jax.text.fast_pipeline import WORTH
 from bert_jax.text.library_tokenizer import LibraryTokenizer, read_pipeline
 from bert_jax.text.sentence_piece import SentencePieceTokenizer
 from bert_jax.text.special_rows import ROLE_SETTINGS
@@ -38,7 +39,7 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
-PACKAGES = ("tokenizers",)
+PACKAGES = ("tokenizers", "fastokens")
 _LINES = 500  # of a batch
 
 
@@ -154,6 +155,7 @@ def train_library(
             )
         )
     if isinstance(tokenizer, LibraryTokenizer):
+        tokenizer.encode_batch(["a " * WORTH])  # opens fastokens
         return tokenizer
     assert isinstance(tokenizer, SentencePieceTokenizer)
     pieces = [*((piece, 0.0) for piece in SPECIAL_PIECES), *tokenizer.scores().items()]

@@ -16,7 +16,7 @@ def declared() -> set[str]:
     """Returns the distributions in install_requires and in the extras for users."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    extras = ("data", "tpu", "gpu", "tf", "beam", "gcp", "hub", "launch", "mlperf")
+    extras = ("fast", "data", "tpu", "gpu", "tf", "beam", "gcp", "hub", "launch", "mlperf")
     texts = [config["options"]["install_requires"]]
     texts += [config["options.extras_require"][extra] for extra in extras]
     lines = [line for text in texts for line in text.splitlines()]

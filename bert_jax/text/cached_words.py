@@ -5,17 +5,14 @@ of 100 words of a long English text have occurred before.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import tokenizers
 
-from bert_jax.text.byte_level import gpt2_parts, spelled
 from bert_jax.text.pipeline_limits import parts_of
 from bert_jax.text.sentence_piece import WORD_START
-
-Division = Literal["gpt2", "spaces"]
 
 # Characters that join the next character, even a space, to one grapheme. SentencePiece's
 # normalisation reads a grapheme as a whole. Source: Unicode 16, Grapheme_Cluster_Break=Prepend.
@@ -36,30 +33,25 @@ _PROBED: Final = 8  # one of this number of texts measures the share of new word
 _NEW: Final = 1 / 3  # share of characters in new words, from which the library is faster
 
 
-def division_of(spec: dict[str, Any]) -> Division | None:
-    """Returns how a pipeline divides words into parts, or None if a word may depend on others.
+def are_apart(spec: dict[str, Any]) -> bool:
+    """Returns whether the pieces of each word are independent of other words.
 
-    Words are independent in byte-level BPE with GPT-2's expression, and in a pipeline that divides
-    text at white space and marks the start of each part. The normalizer must read no neighbours
-    beyond a space, and no added token may contain the end of a word or take spaces after it.
+    The pipeline must divide text at white space and mark the start of each part. The normalizer
+    must read no neighbours beyond a space, and no added token may contain the end of a word or take
+    spaces after it.
     """
     for step in parts_of(spec["normalizer"], "normalizers"):
         texts = [step["pattern"].get("String"), step["content"]] if "pattern" in step else []
         apart = all(isinstance(text, str) and not re.search(r"\s", text) for text in texts)
         if not apart or step.get("type") not in (*_BY_CHARACTER, "Replace"):
-            return None
+            return False
     for token in spec["added_tokens"]:
         if token["rstrip"] or _TWO_WORDS.search(token["content"]):
-            return None
+            return False
     steps = [*parts_of(spec["pre_tokenizer"], "pretokenizers")]
-    kinds = [step.get("type") for step in steps]
-    if kinds == ["ByteLevel"] and spec["model"]["type"] == "BPE":
-        whole = not steps[0].get("add_prefix_space", True) and steps[0].get("use_regex", True)
-        return "gpt2" if whole else None
-    if kinds == ["WhitespaceSplit", "Metaspace"]:
-        always = steps[1].get("prepend_scheme", "always") == "always"
-        return "spaces" if always and steps[1].get("split", True) else None
-    return None
+    if [step.get("type") for step in steps] != ["WhitespaceSplit", "Metaspace"]:
+        return False
+    return steps[1].get("prepend_scheme", "always") == "always" and steps[1].get("split", True)
 
 
 class CachedWords(dict[str, tuple[int, ...]]):
@@ -69,10 +61,8 @@ class CachedWords(dict[str, tuple[int, ...]]):
     are computed at the word's first use.
     """
 
-    def __init__(
-        self, pipeline: tokenizers.Tokenizer, spec: dict[str, Any], division: Division
-    ) -> None:
-        """Creates an empty table for an open `pipeline` of `spec`. See `division_of`."""
+    def __init__(self, pipeline: tokenizers.Tokenizer, spec: dict[str, Any]) -> None:
+        """Creates an empty table for an open `pipeline` of `spec`. See `are_apart`."""
         super().__init__()
         self._pipeline, self._normalizer = pipeline, pipeline.normalizer
         steps = parts_of(spec["normalizer"], "normalizers")
@@ -80,9 +70,7 @@ class CachedWords(dict[str, tuple[int, ...]]):
         added = [token["content"] for token in spec["added_tokens"]]
         found = {*added, *map(self._normalized, added)} - {""}
         self._added = re.compile("|".join(map(re.escape, sorted(found))) or "(?!)")
-        self._divide = gpt2_parts if division == "gpt2" else _spaced_parts
-        spell = spelled if division == "gpt2" else WORD_START.__add__
-        self._parts = _IdsOfPart(pipeline.model, spell)
+        self._parts = _IdsOfPart(pipeline.model)
         self._new = 0  # characters of words that were not in the table
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -107,7 +95,8 @@ class CachedWords(dict[str, tuple[int, ...]]):
         self._new += len(key)
         word = key[1:] if key[:1] == " " else f" {key}"
         text = self._normalized(word)
-        parts = None if self._added.search(word) or self._added.search(text) else self._divide(text)
+        whole = self._added.search(word) or self._added.search(text)
+        parts = None if whole else _parts(text)
         if parts is None:
             ids = tuple(self._pipeline.encode(word, add_special_tokens=False).ids)
         else:
@@ -123,12 +112,12 @@ class CachedWords(dict[str, tuple[int, ...]]):
 class _IdsOfPart(dict[str, tuple[int, ...]]):
     """The ids of each part of a word."""
 
-    def __init__(self, model: Any, spell: Callable[[str], str]) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self._model, self._spell = model, spell
+        self._model = model
 
     def __missing__(self, part: str) -> tuple[int, ...]:
-        tokens = self._model.tokenize(self._spell(part))
+        tokens = self._model.tokenize(WORD_START + part)
         return _keep(self, part, tuple([token.id for token in tokens]))
 
 
@@ -147,6 +136,6 @@ def _words(text: str) -> list[str]:
     return words
 
 
-def _spaced_parts(text: str) -> list[str] | None:
+def _parts(text: str) -> list[str] | None:
     """Returns the parts between white space, or None if the text has a mark of a word."""
     return None if WORD_START in text or _NOT_SPACES.search(text) else text.split()

@@ -17,7 +17,8 @@ from bert_jax.text import pipeline_file
 from bert_jax.text.added_tokens import check_ids
 from bert_jax.text.basic_tokenizer import is_word_character
 from bert_jax.text.byte_level import BYTES
-from bert_jax.text.cached_words import CachedWords, division_of
+from bert_jax.text.cached_words import CachedWords, are_apart
+from bert_jax.text.fast_pipeline import WORTH, FastPipeline, open_fast
 from bert_jax.text.pipeline_file import Roles, Spec
 from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.special_rows import find_roles, find_separators
@@ -80,6 +81,7 @@ class LibraryTokenizer(Tokenizer):
         )
         self.separators = separators
         self._added = {token["id"]: token for token in self.spec["added_tokens"]}
+        self._encoded = 0  # characters of batches
         if self._marks == "prefix":
             mark = self.spec["model"]["continuing_subword_prefix"]
             self.is_continuation = np.array(
@@ -102,14 +104,25 @@ class LibraryTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text.
 
-        With many cores the library's threads encode them, unless the environment forbids threads.
-        Otherwise one thread encodes each new word once.
+        After a megabyte of text, `fastokens` encodes byte-level BPE, if it is installed. Otherwise
+        the threads of `tokenizers` encode the texts if there are many. Few threads are slower than
+        one with a table of words, if the pipeline allows it. No thread starts if the environment
+        forbids threads.
         """
         texts = [without_surrogates(text) for text in texts]
+        self._encoded += sum(map(len, texts))
+        if self._encoded >= WORTH and self._fast is not None:
+            return [ids.tolist() for ids in self._fast.encode(texts)]
         if self._words is not None and _threads() <= _FEW_THREADS:
             return self._words.encode_batch(texts)
         found = self._pipeline.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in found]
+
+    def encode_starts(self, texts: Sequence[str], most: int) -> list[np.ndarray]:
+        """Returns all ids of each text, int32 each."""
+        if self._encoded < WORTH or self._fast is None:
+            return super().encode_starts(texts, most)
+        return self._fast.encode([without_surrogates(text) for text in texts])
 
     def encode_offsets(self, text: str) -> OffsetIds:
         """Returns the ids of ``text`` with the characters of each piece."""
@@ -207,10 +220,16 @@ class LibraryTokenizer(Tokenizer):
         return part if first or not part else f" {part}"
 
     @functools.cached_property
+    def _fast(self) -> FastPipeline | None:
+        """The pipeline of `fastokens`, if its ids are the same. It takes a second to open."""
+        hidden = _without_roles(self.spec, self.roles)
+        spec = {**hidden, "added_tokens": _special_roles(self.spec, self.roles)}
+        return open_fast(spec, self._pipeline, threads=_threads(), source=PIPELINE_FILE)
+
+    @functools.cached_property
     def _words(self) -> CachedWords | None:
         """The table of words, if no word changes the pieces of another."""
-        division = division_of(self.spec)
-        return None if division is None else CachedWords(self._pipeline, self.spec, division)
+        return CachedWords(self._pipeline, self.spec) if are_apart(self.spec) else None
 
     @functools.cached_property
     def _masked(self) -> tokenizers.Tokenizer:
@@ -271,17 +290,25 @@ def _open(
     spec: Spec, source: str, roles: Roles, *, matched: str | None = None
 ) -> tokenizers.Tokenizer:
     """Opens a pipeline that treats special pieces in a text as ordinary text, except `matched`."""
-    # The library can ignore special added tokens in a text. Here only the roles are special.
-    added = [
+    added = _special_roles(spec, roles, matched=matched)
+    pipeline = pipeline_file.open_pipeline({**spec, "added_tokens": added}, source)
+    # The model is replaced afterwards, so that added tokens keep the ids of the file.
+    pipeline.model = pipeline_file.open_pipeline(_without_roles(spec, roles), source).model
+    pipeline.encode_special_tokens = True
+    return pipeline
+
+
+def _special_roles(spec: Spec, roles: Roles, *, matched: str | None = None) -> list[dict[str, Any]]:
+    """Returns the added tokens. Both libraries can ignore those that are special in a text."""
+    return [
         {**token, "special": token["content"] in roles and token["content"] != matched}
         for token in spec["added_tokens"]
     ]
-    pipeline = pipeline_file.open_pipeline({**spec, "added_tokens": added}, source)
-    # The model is replaced afterwards, so that added tokens keep the ids of the file.
-    hidden = pipeline_file.without_special(spec, {piece for piece in roles if piece is not None})
-    pipeline.model = pipeline_file.open_pipeline(hidden, source).model
-    pipeline.encode_special_tokens = True
-    return pipeline
+
+
+def _without_roles(spec: Spec, roles: Roles) -> Spec:
+    """Returns the pipeline with a model that yields no special piece."""
+    return pipeline_file.without_special(spec, {piece for piece in roles if piece is not None})
 
 
 def _threads() -> int:
