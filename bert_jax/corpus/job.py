@@ -12,7 +12,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.corpus.keep import Condition
-from bert_jax.corpus.parts import InputPart, find_parts
+from bert_jax.corpus.parts import InputPart, files_below, find_parts, require_apart
 from bert_jax.corpus.program import IdleClock, Program
 from bert_jax.corpus.reading import PartReader, RowWindow
 from bert_jax.corpus.results import Results, Tags, Vectors, results_of_head
@@ -23,7 +23,7 @@ from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.feature_extraction.extractor import settings_for, vector_forward
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
-from bert_jax.files.remote import each
+from bert_jax.files.remote import absolute, each
 from bert_jax.inference.batches import BatchShape
 from bert_jax.inference.execution import by_layer
 from bert_jax.inference.lengths import bucket_of, choose_lengths
@@ -38,7 +38,7 @@ from bert_jax.tasks.rows import RowTask
 from bert_jax.tasks.table import TableSection
 from bert_jax.version import __version__
 
-JOB: Final = f"{PARTS}/job.json"
+JOB: Final = f"{PARTS}/_job"  # no record of a part has this name
 _SAMPLE: Final = WindowLimits(rows=1024, characters=1 << 22)
 _CPU_TOKENS: Final = 2048
 _ACCELERATOR_TOKENS: Final = 1 << 14  # on v5e, the states of `base` then fit into VMEM
@@ -159,14 +159,12 @@ class Job:
 
     def finished(self) -> dict[str, PartRecord]:
         """Returns the records of finished parts by stem. A changed input is not finished."""
-
-        def record(path: epath.Path) -> PartRecord | None:
-            return PartRecord(**read_json_object(path)) if path.exists() else None
-
         directory = self.settings.section.output
         paths = [record_path(directory, part) for part in self.parts]
         found: dict[str, PartRecord] = {}
-        for part, made in zip(self.parts, each(record, paths), strict=True):
+        for part, made in zip(self.parts, each(_record, paths), strict=True):
+            if made is not None and absolute(made.input["path"]) != absolute(part.file.path):
+                raise _other_input(made, self.output)
             if made is not None and made.input == part.input:
                 target = self.output / made.output
                 if target.exists() and target.stat().length == made.bytes:
@@ -181,6 +179,7 @@ def prepare(section: ScoreSection, model: ScoredModel) -> Job:
     the results of other settings.
     """
     parts = find_parts(section.input, part_bytes=section.part_bytes)
+    require_apart(section.input, parts, section.output)
     if section.keep is not None:
         known = ["id", *section.columns, *model.results.schema.names]
         Condition(section.keep, columns=None if EVERY_COLUMN in section.columns else known)
@@ -206,6 +205,7 @@ def prepare(section: ScoreSection, model: ScoredModel) -> Job:
     if path.exists():
         before = read_json_object(path)
         _require_same(before, fingerprint, output=section.output)
+        _check_outputs(parts, output=section.output)
         lengths = before["lengths"]
     else:
         lengths = _lengths(parts, settings, model)
@@ -256,6 +256,43 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, output: 
                 "another output, or delete this one.",
                 place=output,
             )
+
+
+def _record(path: epath.Path) -> PartRecord | None:
+    if not path.exists():
+        return None
+    try:
+        return PartRecord(**read_json_object(path))
+    except TypeError:
+        raise UserError(
+            "score.record", "found no record of a part. Delete it to compute the part.", place=path
+        ) from None
+
+
+def _check_outputs(parts: Sequence[InputPart], *, output: str) -> None:
+    """Removes results of parts that a changed file no longer has.
+
+    Raises UserError if the output directory has results of other files.
+    """
+    known = {str(record_path(output, part)) for part in parts}
+    inputs = {absolute(part.file.path) for part in parts}
+    for name in files_below(str(epath.Path(output) / PARTS)):
+        made = None if name in known or not name.endswith(".json") else _record(epath.Path(name))
+        if made is None:
+            continue
+        if absolute(made.input["path"]) not in inputs:
+            raise _other_input(made, epath.Path(output))
+        for path in (epath.Path(output) / made.output, epath.Path(name)):
+            path.unlink(missing_ok=True)
+
+
+def _other_input(record: PartRecord, output: epath.Path) -> UserError:
+    return UserError(
+        "score.other_input",
+        f"found results of {record.input['path']} in {record.output}, which is not in score.input. "
+        "Choose another output, or delete this one.",
+        place=str(output),
+    )
 
 
 def _check_keep(window: RowWindow, settings: PartSettings) -> None:

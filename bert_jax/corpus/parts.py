@@ -3,9 +3,10 @@
 import collections
 import glob
 import itertools
+import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import fsspec.core
 from etils import epath
@@ -14,13 +15,14 @@ from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.errors import UserError, commas
 from bert_jax.files.hub import dataset_files, is_dataset_file
 from bert_jax.files.parquet import open_parquet
-from bert_jax.files.remote import each, is_remote
+from bert_jax.files.remote import absolute, each, is_remote
 from bert_jax.pipelines.sources.files import (
     FilePart,
     bare_suffix,
     cut_file,
     find_files,
     is_packed,
+    unreadable,
 )
 
 FORMATS: Final = {
@@ -32,6 +34,7 @@ FORMATS: Final = {
     ".tsv": "table",
 }
 DATASET: Final = "dataset"
+_KEY: Final = "score.input"
 _HUB_PARTS: Final = 5  # of hf://datasets/OWNER/NAME
 _PACKED_FORMATS: Final = ("jsonl", "text")
 
@@ -60,14 +63,18 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
     Raises UserError if a pattern matches no file, a format is unknown, or two files would have the
     same output.
     """
+    if not patterns or not all(patterns):
+        raise UserError.wrong("input.empty", "no file", "files, folders and globs", place=_KEY)
     local = [pattern for pattern in patterns if not is_dataset_file(pattern)]
-    datasets = {str(path) for path in map(_expanded, local) if _is_dataset(path)}
-    others = [pattern for pattern in patterns if str(_expanded(pattern)) not in datasets]
-    files: dict[str, int] = {}
-    for pattern in others:
-        files |= _files_of(pattern)
+    datasets = {
+        absolute(path): path for path in map(str, map(_expanded, local)) if _is_dataset(path)
+    }
+    others = [pattern for pattern in patterns if absolute(pattern) not in datasets]
+    # Two spellings of a path are one file.
+    found = {absolute(path): (path, n) for each in others for path, n in _files_of(each).items()}
+    files = dict(found.values())
     root = _root(patterns, files)
-    parts = [part for path in datasets for part in _cut_dataset(path, _below(path, root))]
+    parts = [part for path in datasets.values() for part in _cut_dataset(path, _below(path, root))]
     for path, size in files.items():
         parts += _cut(path, size, name=_below(path, root), part_bytes=part_bytes)
     twice = [stem for stem, n in collections.Counter(part.stem for part in parts).items() if n > 1]
@@ -77,7 +84,7 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
             "score.same_output",
             f"found {commas(same)}, which would have the same output {twice[0]}. Score one of "
             "them with another score.output.",
-            place="score.input",
+            place=_KEY,
         )
     return sorted(parts, key=lambda part: part.stem)
 
@@ -92,35 +99,75 @@ def _files_of(pattern: str) -> dict[str, int]:
         found = {path: n for path, n in dataset_files(pattern).items() if format_of(path)}
     elif _expanded(pattern).is_dir():
         directory = str(_expanded(pattern))
-        found = _sizes([path for path in _walk(directory) if format_of(path) is not None])
+        found = _sizes([path for path in files_below(directory) if format_of(path) is not None])
     else:
-        return _sizes(find_files([pattern], key="score.input"))
+        return _sizes(find_files([pattern], key=_KEY))
     if not found:
         raise UserError(
             "score.no_file",
             f"found no file in {pattern} that ends in {commas(FORMATS)}",
-            place="score.input",
+            place=_KEY,
         )
     return found
 
 
 def _sizes(paths: Sequence[str]) -> dict[str, int]:
-    sizes = each(lambda path: path.stat().length, list(map(epath.Path, paths)))
-    return dict(zip(paths, sizes, strict=True))
+    def size(path: epath.Path) -> int:
+        try:
+            return path.stat().length
+        except OSError as error:
+            raise unreadable(str(path), error) from error
+
+    return dict(zip(paths, each(size, list(map(epath.Path, paths))), strict=True))
 
 
-def _walk(directory: str) -> Iterator[str]:
+def require_apart(patterns: Sequence[str], parts: Sequence[InputPart], output: str) -> None:
+    """Raises UserError if results would overwrite the input, or become input of the next run."""
+    own = f"{absolute(output).rstrip('/')}/"
+    inside = [part.file.path for part in parts if absolute(part.file.path).startswith(own)]
+    around = [each for each in patterns if own.startswith(f"{absolute(each).rstrip('/')}/")]
+    if inside or around:
+        raise UserError(
+            "score.output_in_input",
+            f"found {output}, but the input {[*inside, *around][0]} and the output may not contain "
+            "each other. Choose another output.",
+            place="score.output",
+        )
+
+
+def files_below(directory: str) -> Iterator[str]:
     """Yields the files below a directory, without hidden ones."""
     if is_remote(directory):
         system, root = fsspec.core.url_to_fs(directory)
         scheme = directory.partition("://")[0]
         paths = [f"{scheme}://{name}" for name in system.find(root)]
     else:
-        paths = [str(path) for path in Path(directory).rglob("*") if path.is_file()]
+        paths = [
+            str(path)
+            for path in _local_files(Path(directory))
+            if path.is_file() or not path.exists()  # a broken link is an error
+        ]
     for path in paths:
         below = path.removeprefix(directory).strip("/").split("/")
         if not any(part.startswith((".", "_")) for part in below):
             yield path
+
+
+def _local_files(directory: Path) -> Iterator[Path]:
+    """Yields all files below a directory. Follows links, but enters no directory twice."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise unreadable(error.filename, error) from None
+
+    seen: set[str] = set()
+    for root, folders, names in os.walk(directory, onerror=refuse, followlinks=True):
+        real = os.path.realpath(root)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (Path(root, name) for name in names)
 
 
 def format_of(path: str) -> str | None:
@@ -156,7 +203,7 @@ def _cut(path: str, size: int, *, name: str, part_bytes: int) -> list[InputPart]
         raise UserError(
             "score.format",
             f"found {path}, allowed: files that end in {commas(FORMATS)}{packed}",
-            place="score.input",
+            place=_KEY,
         )
     files = [FilePart(path, name, 0, size)]
     if is_dataset_file(path):  # cutting would read it
@@ -191,7 +238,7 @@ def _cut_parquet(path: str, name: str, part_bytes: int) -> list[FilePart]:
         if held >= part_bytes or group == len(sizes):
             parts.append(FilePart(path, name, start, group, bytes=held))
             start, held = group, 0
-    return parts
+    return parts or [FilePart(path, name, 0, 0)]
 
 
 def _root(patterns: Sequence[str], found: Collection[str]) -> str:
@@ -199,16 +246,16 @@ def _root(patterns: Sequence[str], found: Collection[str]) -> str:
 
     `found` are the paths of the files, which have the commit of a dataset on a hub.
     """
-    directories = []
+    directories, files = [], set(map(absolute, found))
     for pattern in patterns:
-        parts = str(_expanded(pattern)).rstrip("/").split("/")
+        parts = absolute(pattern).rstrip("/").split("/")
         if is_dataset_file(pattern):
             parts = pattern.rstrip("/").split("/")
             name = next(path for path in found if is_dataset_file(path)).split("/")[:_HUB_PARTS]
             parts[:_HUB_PARTS] = name
         fixed = itertools.takewhile(lambda part: not glob.has_magic(part), parts)
         directory = [*fixed]
-        if "/".join(directory) in found:  # a file
+        if "/".join(directory) in files:
             directory = directory[:-1]
         directories.append(directory)
     alike = itertools.takewhile(lambda names: len({*names}) == 1, zip(*directories, strict=False))
@@ -216,4 +263,4 @@ def _root(patterns: Sequence[str], found: Collection[str]) -> str:
 
 
 def _below(path: str, root: str) -> str:
-    return f"{path}/".removeprefix(root).strip("/")
+    return f"{absolute(path)}/".removeprefix(root).strip("/")

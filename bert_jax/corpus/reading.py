@@ -61,6 +61,7 @@ class PartReader:
     Attributes:
         errors: the rows that could not be read.
         damage: why reading ended before the end of the file, or None.
+        columns: ids and copied columns without rows, of a file without readable rows.
     """
 
     def __init__(self, part: InputPart, settings: PartSettings) -> None:
@@ -69,6 +70,7 @@ class PartReader:
         self._path = part.file.path  # or a local copy
         self.errors = RowErrors(settings.section.on_error, setting="score.on_error=skip")
         self.damage: str | None = None
+        self.columns: dict[str, Any] = {_ID: pa.array([], pa.string())}
         self._types: dict[str, pa.DataType] = {}  # JSON lines: types of the first window
 
     def windows(self, limits: WindowLimits) -> Iterator[RowWindow]:
@@ -129,6 +131,9 @@ class PartReader:
         file = self._part.file
         with open_parquet(self._path) as opened:
             asked = self._asked(opened.schema_arrow.names)
+            empty = opened.schema_arrow.empty_table()
+            ids = {} if asked.id is None else {_ID: empty.column(asked.id)}
+            self.columns |= ids | {name: empty.column(name) for name in asked.copied}
             before = sum(opened.metadata.row_group(at).num_rows for at in range(file.start))
             groups = range(file.start, file.stop) if file.bytes is not None else None
             batches = opened.iter_batches(

@@ -90,7 +90,7 @@ def score_part(
             read, written = read + table.num_rows, written + kept.num_rows
             cut, tokens = cut + encoded.cut, tokens + int(encoded.lengths.sum())
         if summary is None:  # no row could be read
-            writer.write(without_rows({"id": pa.array([], pa.string())}, results))
+            writer.write(without_rows(reader.columns, results))
     record = PartRecord(
         input=part.input,
         output=name,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from bert_jax.corpus.section import OutputFormat
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.files.atomic import whole_file, write_errors
 
 _GROUP_ROWS: Final = 1 << 16  # rows of a row group, or fewer with `_GROUP_BYTES`
@@ -45,11 +45,11 @@ class PartWriter:
             if self._form == "jsonl":
                 lines = self._lines or self._files.enter_context(self._path.open("wb"))
                 self._lines = lines
-                for row in table.to_pylist():
-                    text = json.dumps(row, ensure_ascii=False, default=self._plain)
-                    lines.write(f"{text}\n".encode("utf-8", "surrogatepass"))
+                for text in self._json(table):
+                    lines.write(f"{text}\n".encode())
                 return
             if self._parquet is None:
+                _require_storable(table.schema)
                 self._parquet = self._files.enter_context(
                     pq.ParquetWriter(self._path, table.schema, compression="zstd")
                 )
@@ -79,6 +79,17 @@ class PartWriter:
             self._parquet.write_table(pa.concat_tables(self._held), row_group_size=_GROUP_ROWS)
         self._held = []
 
+    def _json(self, table: pa.Table) -> Iterator[str]:
+        try:
+            for row in table.to_pylist():
+                yield json.dumps(row, ensure_ascii=False, allow_nan=False, default=self._plain)
+        except (ValueError, OverflowError) as error:  # NaN, no UTF-8, a time beyond Python's
+            raise UserError(
+                "score.not_json",
+                f"found a value that JSON lacks ({first_line(error)}). Use score.format=parquet.",
+                place="score.columns",
+            ) from None
+
     def _plain(self, value: Any) -> Any:
         if isinstance(value, datetime.date | datetime.time):
             return value.isoformat()
@@ -88,6 +99,18 @@ class PartWriter:
             "numbers, texts, dates, lists and objects; or score.format=parquet",
             place="score.columns",
         )
+
+
+def _require_storable(schema: pa.Schema) -> None:
+    """Raises UserError if Parquet lacks a type, such as an object without keys."""
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
+    except pa.ArrowNotImplementedError as error:
+        raise UserError(
+            "score.not_parquet",
+            f"found a column that Parquet cannot store ({first_line(error)}). Leave it out.",
+            place="score.columns",
+        ) from None
 
 
 @contextlib.contextmanager

@@ -259,7 +259,7 @@ def test_a_bucket_that_is_away(corpus: Path, tmp_path: Path, cloud: Cloud) -> No
         stderr=subprocess.STDOUT,
     )
     end = time.monotonic() + 200
-    while not (bucket / "out" / "_parts" / "job.json").exists():
+    while not (bucket / "out" / "_parts" / "_job").exists():
         assert time.monotonic() < end
         time.sleep(0.1)
     cloud.proxy.down = True

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from etils import epath
 
-from bert_jax.corpus.parts import find_parts
+from bert_jax.corpus.parts import find_parts, require_apart
 from bert_jax.corpus.reading import PartReader
 from bert_jax.corpus.results import Vectors
 from bert_jax.corpus.section import ScoreSection
 from bert_jax.corpus.settings import PartSettings, WindowLimits
 from bert_jax.corpus.writing import open_part
-from bert_jax.files import read as read_module
-from tests.project import refuses
+from tests.corpus.files import config, rows_of, texts
+from tests.project import ok, refused, refuses, says
 
 LIMITS = WindowLimits(rows=4, characters=1 << 20)
 
@@ -44,7 +45,7 @@ def scored(path: Path, **score: Any) -> tuple[list[dict[str, Any]], PartReader]:
             writer.write(table)
             rows += table.append_column("text", pa.array(window.texts)).to_pylist()
         if not rows:
-            writer.write(pa.table({"id": pa.array([], pa.string())}))
+            writer.write(pa.table(reader.columns))
     return rows, reader
 
 
@@ -104,7 +105,6 @@ def test_many_bad_lines_take_no_longer_than_good_ones(tmp_path: Path) -> None:
 def test_a_line_above_the_limit_is_one_bad_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert read_module.MAX_LINE > 100
     monkeypatch.setattr("bert_jax.corpus.reading.MAX_LINE", 100)
     rows = [{"text": "a"}, {"text": "b" * 350}, {"text": "c"}]
     path = lines(tmp_path / "a.jsonl", *rows)
@@ -123,3 +123,106 @@ def test_a_damaged_table_is_skipped_as_a_damaged_file(tmp_path: Path, content: b
     rows, reader = scored(path, on_error="skip")
     assert rows == []
     assert str(path) in str(reader.damage)
+
+
+def parquet(path: Path, **columns: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([9 * 10**18], pa.timestamp("us")),  # beyond Python's years
+        pa.array([float("nan")]),
+        pa.array([b"\xff"]).view(pa.string()),
+    ],
+)
+def test_a_value_that_json_lacks(tmp_path: Path, column: pa.Array) -> None:
+    path = parquet(tmp_path / "a.parquet", text=["a"], x=column)
+    with refuses("score.not_json", place="score.columns"):
+        scored(path, columns="x", format="jsonl")
+    assert not (tmp_path / "out" / "a.jsonl").exists()
+    path = parquet(tmp_path / "b.parquet", text=column)
+    with refuses("score.not_text", place=f"{path}: row 1"):
+        scored(path)
+    path = lines(tmp_path / "c.jsonl", {"text": "a", "x": {}})
+    with refuses("score.not_parquet", place="score.columns"):
+        scored(path, columns="x")
+
+
+def test_a_part_without_rows_has_the_columns_of_its_file(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", id=pa.array([], pa.int64()), text=pa.array([], "str"))
+    _, reader = scored(path, columns="text")
+    kinds = {name: column.type for name, column in reader.columns.items()}
+    assert kinds == {"id": pa.int64(), "text": pa.string()}
+    path = parquet(tmp_path / "b.parquet", **{"c" * 900: pa.array([], "str")})
+    pq.ParquetWriter(path, pq.read_schema(path)).close()  # no row groups
+    assert len(find_parts([str(path)], part_bytes=1024)) == 1
+
+
+def test_every_file_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here/a/x.jsonl", "here/b/y.jsonl", "there/z.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        lines(tmp_path / name, {"text": name})
+    monkeypatch.chdir(tmp_path / "here")
+
+    def stems(*patterns: object) -> list[str]:
+        return [part.stem for part in find_parts([*map(str, patterns)], part_bytes=1 << 20)]
+
+    x = "a/x.jsonl"
+    assert stems(x, f"./{x}", f"a/../{x}", tmp_path / "here" / x, "a", "a/*") == ["x"]
+    assert stems("a", "../there") == ["here/a/x", "there/z"]  # below the output directory
+    (tmp_path / "here" / "b" / "more").symlink_to(tmp_path / "there")
+    (tmp_path / "there" / "back").symlink_to(tmp_path / "here" / "b")
+    assert stems("b") == ["more/z", "y"]
+    (tmp_path / "there" / "lost.jsonl").symlink_to("nowhere")
+    with refuses("file.unreadable", place=tmp_path / "here" / "b" / "more" / "lost.jsonl"):
+        find_parts([str(tmp_path / "here" / "b")], part_bytes=1 << 20)
+    for nothing in ([], [""]):
+        with refuses("input.empty", place="score.input"):
+            find_parts(nothing, part_bytes=1 << 20)
+
+
+def test_results_never_replace_the_input(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"text": "a"})
+    parts = find_parts([str(path)], part_bytes=1 << 20)
+    require_apart([str(path)], parts, str(tmp_path / "out"))
+    for patterns, output in (
+        ([str(path)], tmp_path),
+        ([f"{tmp_path}/*"], f"{tmp_path}/"),
+        ([f"{tmp_path}/"], tmp_path / "out"),
+    ):
+        with refuses("score.output_in_input", place="score.output", output=output):
+            require_apart(patterns, parts, str(output))
+
+
+@pytest.mark.slow
+def test_results_of_a_changed_corpus(tmp_path: Path) -> None:
+    corpus, out = tmp_path / "corpus", tmp_path / "out"
+    corpus.mkdir()
+    rows = [{"text": text} for text in texts(20, seed=1)]
+    lines(corpus / "_job.jsonl", *rows[:1])
+    lines(corpus / "job.jsonl", *rows[:1])
+    path = config(tmp_path, corpus, workers=1, part_bytes=2048, columns="text")
+    lines(corpus / "big.jsonl", *rows[:10])
+    ok("score", path)
+    assert len(rows_of(out)) == 11
+    lines(corpus / "big.jsonl", *rows)  # now it is cut into more parts
+    ok("score", path)
+    assert sorted(row["text"] for row in rows_of(out).values()) == sorted(
+        row["text"] for row in [*rows, rows[0]]
+    )
+    kept = (out / "job.parquet").read_bytes()
+    (corpus / "job.jsonl").rename(tmp_path / "job.jsonl")
+    says(refused("score", path), key="score.other_input", place=out, name="job.parquet")
+    other = f"score.input=[{corpus}/big.jsonl, {tmp_path}/job.jsonl]"
+    says(refused("score", path, other), key="score.other_input", place=out)
+    assert (out / "job.parquet").read_bytes() == kept
+    (tmp_path / "job.jsonl").rename(corpus / "job.jsonl")
+    record = out / "_parts" / "job.json"
+    record.write_text("{}")
+    says(refused("score", path), key="score.record", place=record)
+    record.unlink()
+    ok("score", path)
