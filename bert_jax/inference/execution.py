@@ -4,12 +4,13 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.kernel_choice import resolve_execution
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Dtype, Execution, HeadsSection
+from bert_jax.parallel.sharding_rules import of_entry
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.runs.run_directory import Run
 from bert_jax.task import Params
@@ -115,7 +116,6 @@ def _entries(stack: Any) -> list[Any]:
     """Returns the entries of an array, or of its shape, along its first axis."""
     if not isinstance(stack, jax.ShapeDtypeStruct):
         return list(stack)
-    spec = PartitionSpec(*stack.sharding.spec[1:])
-    sharding = NamedSharding(stack.sharding.mesh, spec)
+    sharding = of_entry(stack.sharding)
     shape = jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype, sharding=sharding)
     return [shape] * stack.shape[0]

@@ -123,6 +123,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def of_entry(sharding: NamedSharding) -> NamedSharding:
+    """Returns the sharding of an entry along the first axis of a stacked array."""
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+
 def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
     """Raises UserError for the setting `key` if the mesh does not divide a logical axis."""
     parts = axis_parts(mesh, axis)
