@@ -112,7 +112,6 @@ def random_classifier(directory: Path, words: Sequence[str]) -> Path:
     labels = {0: "bad", 1: "fair", 2: "good"}
     config = BertConfig(
         vocab_size=len(tokenizer),
-        num_labels=3,
         id2label=labels,
         label2id={name: at for at, name in labels.items()},
         problem_type="single_label_classification",
@@ -125,7 +124,7 @@ def random_classifier(directory: Path, words: Sequence[str]) -> Path:
 def random_encoder(directory: Path, words: Sequence[str]) -> Path:
     """Writes a sentence-transformers model with random weights, mean pooling and 256 tokens."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Normalize, Pooling, Transformer
+    from sentence_transformers.sentence_transformer import modules as parts
     from transformers import BertConfig, BertModel
 
     inner = directory.with_name(f"{directory.name}-bert")
@@ -133,16 +132,16 @@ def random_encoder(directory: Path, words: Sequence[str]) -> Path:
     config = BertConfig(vocab_size=len(tokenizer), **_SIZES)
     BertModel(config, add_pooling_layer=False).save_pretrained(inner)
     modules = [
-        Transformer(str(inner), max_seq_length=256),
-        Pooling(_SIZES["hidden_size"], "mean"),
-        Normalize(),
+        parts.Transformer(str(inner), max_seq_length=256),
+        parts.Pooling(_SIZES["hidden_size"], "mean"),
+        parts.Normalize(),
     ]
     SentenceTransformer(modules=modules, device="cpu").save(str(directory))
     return directory
 
 
 def _tokenizer(directory: Path, words: Sequence[str]) -> Any:
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizer
 
     directory.mkdir()
     counts = Counter(word.lower() for word in words if word.isalpha())
@@ -150,7 +149,7 @@ def _tokenizer(directory: Path, words: Sequence[str]) -> Any:
     pieces = [*_SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
     frequent = [word for word, _ in counts.most_common(20_000) if len(word) > 1]
     (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*pieces, *frequent]))
-    tokenizer = BertTokenizerFast.from_pretrained(str(directory))
+    tokenizer = BertTokenizer.from_pretrained(str(directory))
     tokenizer.save_pretrained(directory)
     return tokenizer
 

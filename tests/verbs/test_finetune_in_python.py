@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import bert_jax
-from bert_jax import loaded_model
+from bert_jax.interop import open_model
 from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.family import DataRequest
 from bert_jax.train.metrics_writer import read_metrics
@@ -101,13 +101,13 @@ def test_only_a_slow_load_says_so(
     run = tiny_run(tmp_path)
     bert_jax.load(run)
     assert capsys.readouterr() == ("", "")
-    read = loaded_model.open_run
+    read = open_model.open_run
 
     def slow(directory: Any) -> Any:
         time.sleep(2.5)
         return read(directory)
 
-    monkeypatch.setattr(loaded_model, "open_run", slow)
+    monkeypatch.setattr(open_model, "open_run", slow)
     bert_jax.load(run)
     assert capsys.readouterr() == ("", f"loading {run} …\n")
 
