@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests.corpus.files import config, results, write_corpus
 from tests.project import environment
 
-KILLS: Final = 50
+KILLS: Final = int(os.environ.get("CHAOS_KILLS", "50"))
 
 
 def start(path: Path, output: Path) -> subprocess.Popen[bytes]:
@@ -32,6 +34,7 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in path.read_text().split()] if path.exists() else []
 
 
+@pytest.mark.chaos
 def test_kills_change_nothing(tmp_path: Path) -> None:
     """Kills the whole job or one worker, at any time. Finished outputs restart from nothing."""
     corpus = write_corpus(tmp_path / "corpus", parts=18, rows=120)
