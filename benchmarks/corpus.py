@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def wanted(only: Sequence[str] | None, name: str) -> bool:
-    """Returns whether a comparison was asked for."""
+    """Returns whether `only` includes a comparison."""
     return not only or name in only
 
 

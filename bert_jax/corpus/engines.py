@@ -11,6 +11,7 @@ from bert_jax.corpus.job import Job, ScoredModel
 from bert_jax.corpus.parts import InputPart
 from bert_jax.corpus.program import IdleClock, Program
 from bert_jax.corpus.score_part import PARTS, PartRecord, Progress, score_part
+from bert_jax.corpus.section import ScoreSection
 from bert_jax.corpus.settings import PartSettings
 from bert_jax.corpus.workers import open_program, score_with_workers
 from bert_jax.data.worker_process import available_cores
@@ -84,23 +85,10 @@ class BeamJob(NamedTuple):
 
 def score_on_beam(job: BeamJob) -> PartRecord:
     """Scores a part in a worker of Apache Beam, with the devices of this worker."""
-    return score_part(job.part, job.settings, _program(_Key(job.settings)))
-
-
-class _Key:
-    """Settings as the key of a cache."""
-
-    def __init__(self, settings: PartSettings) -> None:
-        self.settings = settings
-        self._text = settings.section.model_dump_json()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other._text == self._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
+    return score_part(job.part, job.settings, _program(job.settings.section.model_dump_json()))
 
 
 @functools.lru_cache(maxsize=1)
-def _program(key: _Key) -> Program:
-    return open_program(key.settings)
+def _program(section: str) -> Program:
+    """Opens the program of a section, in JSON, once in a process."""
+    return open_program(ScoreSection.model_validate_json(section))

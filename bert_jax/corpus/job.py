@@ -20,7 +20,7 @@ from bert_jax.corpus.score_part import PARTS, PartRecord, encode_window, record_
 from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
 from bert_jax.corpus.settings import PartSettings, WindowLimits
 from bert_jax.errors import SettingError, UserError, commas
-from bert_jax.feature_extraction.extractor import settings_for, vector_forward
+from bert_jax.feature_extraction.extractor import ExtractionSettings, settings_for, vector_forward
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import absolute, each
@@ -28,6 +28,8 @@ from bert_jax.inference.batches import BatchShape
 from bert_jax.inference.execution import by_layer
 from bert_jax.inference.lengths import bucket_of, choose_lengths
 from bert_jax.interop.open_model import OpenModel, open_model
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import HeadsSection
 from bert_jax.model.shape_cost import inference_cost
 from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.runs.settings import describe
@@ -83,7 +85,7 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
     opened = opened._replace(model=opened.model.in_read_dtypes())
     model, run = opened
     heads, architecture = model.heads, model.architecture
-    if section.result == "head" or (section.result == "auto" and heads.task is not None):
+    if reads_head(section, heads):
         try:
             refuse_ignored(section, *_SETTINGS_OF_VECTORS, allowed="result: vector")
         except SettingError as error:
@@ -104,7 +106,22 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
         forward = task_forward(model.loaded.model)
         tags = task if isinstance(results, Tags) else None
         return ScoredModel(opened, mesh, results, forward, "", max_length, tags)
-    settings = settings_for(
+    settings = vector_settings(section, architecture, heads)
+    forward = vector_forward(settings, model.loaded.model)
+    vectors = Vectors(settings.width(architecture))
+    return ScoredModel(opened, mesh, vectors, forward, settings.prefix, settings.max_length, None)
+
+
+def reads_head(section: ScoreSection, heads: HeadsSection) -> bool:
+    """Returns whether the results are from the task head; otherwise, they are vectors."""
+    return section.result == "head" or (section.result == "auto" and heads.task is not None)
+
+
+def vector_settings(
+    section: ScoreSection, architecture: EncoderArchitecture, heads: HeadsSection
+) -> ExtractionSettings:
+    """Returns the settings of a vector per text. Raises UserError as `settings_for`."""
+    return settings_for(
         architecture,
         heads,
         layers=section.layers,
@@ -114,9 +131,6 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
         max_length=section.max_length,
         batch_size=1,
     )
-    forward = vector_forward(settings, model.loaded.model)
-    vectors = Vectors(settings.width(architecture))
-    return ScoredModel(opened, mesh, vectors, forward, settings.prefix, settings.max_length, None)
 
 
 def _threshold(opened: OpenModel) -> float:
@@ -157,12 +171,16 @@ class Job:
         """The output directory."""
         return epath.Path(self.settings.section.output)
 
-    def finished(self) -> dict[str, PartRecord]:
-        """Returns the records of finished parts by stem. A changed input is not finished."""
+    def finished(self, known: Mapping[str, PartRecord] | None = None) -> dict[str, PartRecord]:
+        """Returns the records of finished parts by stem. A changed input is not finished.
+
+        Reads no record that is `known`.
+        """
         directory = self.settings.section.output
-        paths = [record_path(directory, part) for part in self.parts]
-        found: dict[str, PartRecord] = {}
-        for part, made in zip(self.parts, each(_record, paths), strict=True):
+        found = dict(known or {})
+        parts = [part for part in self.parts if part.stem not in found]
+        paths = [record_path(directory, part) for part in parts]
+        for part, made in zip(parts, each(_record, paths), strict=True):
             if made is not None and absolute(made.input["path"]) != absolute(part.file.path):
                 raise _other_input(made, self.output)
             if made is not None and made.input == part.input:

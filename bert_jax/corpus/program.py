@@ -96,7 +96,7 @@ class Program:
     ) -> None:
         """`forward` is a function of (parameters, batch) that is `made_once`.
 
-        `params` are stacked, or those of `by_layer`.
+        `params` are stacked, or the result of `by_layer`.
         """
         self._params, self._mesh, self.clock = params, mesh, clock
         self._forward = jit_forward(forward, mesh)

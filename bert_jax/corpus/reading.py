@@ -23,7 +23,6 @@ from bert_jax.pipelines.sources.documents import document_id
 from bert_jax.pipelines.sources.files import is_packed, line_number, open_text
 
 _ID: Final = "id"
-_TEXT: Final = "text"
 _ROWS_AT_ONCE: Final = 1024  # rows of a Parquet file that are decoded together
 _DAMAGED: Final = (
     *("parquet.unreadable", "text.damaged", "text.not_utf8", "table.no_header"),
@@ -207,18 +206,29 @@ class PartReader:
         return [at for at in range(len(texts)) if at not in bad] if bad else None
 
     def _jsonl(self, limits: WindowLimits) -> Iterator[RowWindow]:
-        def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
-            for offset, raw in self._raw_lines():
-                if not raw.strip():
-                    continue
-                try:
-                    yield offset, parse_json_object(raw.decode(), allowed="an object")
-                except UnicodeDecodeError as error:
-                    self._refuse(offset, f"found no UTF-8 ({error.reason})")
-                except UserError as error:
-                    self._refuse(offset, error.message)
+        lines = ((offset, raw) for offset, raw in self._raw_lines() if raw.strip())
+        rows = self._parsed(lines, lambda text: parse_json_object(text, allowed="an object"))
+        yield from self._of_rows(rows, limits, place_of=self._line)
 
-        yield from self._of_rows(rows(), limits, place_of=self._line)
+    def _lines(self, limits: WindowLimits) -> Iterator[RowWindow]:
+        """Yields the lines of a text file. Its only column is `text`."""
+        name = self._section.text
+        rows = self._parsed(self._raw_lines(), lambda text: {name: text.rstrip("\r\n")})
+        yield from self._of_rows(rows, limits, place_of=self._line)
+
+    def _parsed(
+        self, lines: Iterator[tuple[int, bytes]], parse: Callable[[str], Mapping[str, Any]]
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yields the offset and the values of each line. Refuses lines that cannot be read."""
+        for offset, raw in lines:
+            try:
+                values = parse(raw.decode())
+            except UnicodeDecodeError as error:
+                self._refuse(offset, f"found no UTF-8 ({error.reason})")
+            except UserError as error:
+                self._refuse(offset, error.message)
+            else:
+                yield offset, values
 
     def _line(self, offset: int) -> str:
         """Returns the place of a line for errors. Its number takes time: it reads the file."""
@@ -230,20 +240,8 @@ class PartReader:
         place = f"{self._part.file.path}: {self._line(offset)}"
         self.errors.refuse(RowError("score.row", message, place=place))
 
-    def _lines(self, limits: WindowLimits) -> Iterator[RowWindow]:
-        """Yields the lines of a text file. Its only column is `text`."""
-
-        def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
-            for offset, raw in self._raw_lines():
-                try:
-                    yield offset, {self._section.text: raw.decode().rstrip("\r\n")}
-                except UnicodeDecodeError as error:
-                    self._refuse(offset, f"found no UTF-8 ({error.reason})")
-
-        yield from self._of_rows(rows(), limits, place_of=self._line)
-
     def _examples(self, limits: WindowLimits) -> Iterator[RowWindow]:
-        """Yields the examples of a shard. Their tokens are those of the model's tokenizer."""
+        """Yields the examples of a shard. Requires the tokenizer of the model."""
         file, section = self._part.file, self._section
         if section.columns or section.pair or section.id:
             raise UserError(
@@ -344,7 +342,7 @@ class PartReader:
         return RowWindow(columns, texts, pairs)
 
     def _array(self, name: str, values: Sequence[Any]) -> pa.Array:
-        """Returns a column of values without a schema. Its type is that of the first window."""
+        """Returns a column of values without a schema. The first window determines its type."""
         known = self._types.get(name)
         try:
             array = pa.array(values)

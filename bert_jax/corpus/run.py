@@ -24,7 +24,7 @@ _TOTALS: Final = ("read", "written", "dropped", "skipped", "cut", "tokens")
 
 
 class ScoreResult(NamedTuple):
-    """What a command has done, and the state of the whole job."""
+    """The work of a command, and the state of the whole job."""
 
     records: Sequence[PartRecord]  # all finished parts of the job
     computed: int  # parts that this command finished
@@ -101,14 +101,16 @@ def run_job(
         computing=min(workers.processes, len(mine)) if workers.own_model else 1,
         dollars_per_hour=dollars_per_hour,
     )
-    heartbeat = Writer(say=warn_aloud)
+    heartbeat, computed = Writer(say=warn_aloud), list[PartRecord]()
     with doing(meter.line):
-        for _ in run_parts(job, mine, model, workers, clock=meter.clock, report=meter.add):
+        for record in run_parts(job, mine, model, workers, clock=meter.clock, report=meter.add):
+            computed.append(record)
             meter.done += 1
             waited = meter.waited * meter.seconds
             shares = {"compute": meter.seconds - waited, "wait": waited}
             heartbeat.write(GOODPUT, meter.done, shares)
-    finished = job.finished()  # other hosts may have finished more
+    finished |= {record.output.rpartition(".")[0]: record for record in computed}
+    finished = job.finished(known=finished)  # other hosts may have finished more
     records = [finished[part.stem] for part in job.parts if part.stem in finished]
     missing = len(job.parts) - len(records)
     if not missing:
@@ -143,7 +145,10 @@ def _remove_unfinished(job: Job, parts: Sequence[InputPart]) -> None:
     """Removes the unfinished files of killed processes for parts of this host."""
     if is_remote(job.output):  # a bucket has none
         return
-    for part in parts:
-        directory = Path(job.output, part.stem).parent
-        if directory.is_dir() and any(directory.glob("*.tmp")):
-            remove_unfinished(directory, of=f"{Path(part.stem).name}.{job.settings.section.format}")
+    paths = [Path(job.output, f"{part.stem}.{job.settings.section.format}") for part in parts]
+    with_unfinished = {
+        directory for directory in {path.parent for path in paths} if any(directory.glob("*.tmp"))
+    }
+    for path in paths:
+        if path.parent in with_unfinished:
+            remove_unfinished(path.parent, of=path.name)

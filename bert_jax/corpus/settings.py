@@ -1,4 +1,4 @@
-"""What decides the results of a part, besides the model's parameters."""
+"""The settings that decide the results of a part, besides the model's parameters."""
 
 import dataclasses
 from typing import NamedTuple

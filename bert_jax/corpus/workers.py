@@ -17,6 +17,7 @@ from bert_jax.corpus.job import open_scored_model
 from bert_jax.corpus.parts import InputPart
 from bert_jax.corpus.program import Forward, IdleClock, Program
 from bert_jax.corpus.score_part import PartRecord, Progress, score_part
+from bert_jax.corpus.section import ScoreSection
 from bert_jax.corpus.settings import PartSettings
 from bert_jax.data.worker_process import prepare_worker, without_main
 from bert_jax.errors import KeyedError, RunStopped, first_line
@@ -188,12 +189,12 @@ def _reporter(connection: Connection, forward: Forward) -> Callable[[Progress], 
 def _open_forward(connection: Connection, settings: WorkerSettings) -> Forward:
     if not settings.own_model:
         return _Remote(connection)
-    return open_program(settings.part)
+    return open_program(settings.part.section)
 
 
-def open_program(settings: PartSettings) -> Program:
+def open_program(section: ScoreSection) -> Program:
     """Returns a program of the model on the first device of this process."""
     import jax
 
     mesh = make_mesh(MeshSection(), jax.local_devices()[:1])
-    return open_scored_model(settings.section, mesh).program(IdleClock())
+    return open_scored_model(section, mesh).program(IdleClock())

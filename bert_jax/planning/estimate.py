@@ -8,6 +8,7 @@ compute. Estimates exclude waiting for input, checkpoints and preemptions.
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from bert_jax.parallel.accelerators import GIB, Accelerator
 from bert_jax.parallel.topology import TpuTopology
@@ -101,16 +102,12 @@ class Suggestion:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A run on one topology."""
+class PlannedSlices:
+    """The slices of a plan."""
 
     topology: TpuTopology  # topology of one slice
     slices: int
-    phases: Sequence[PhasePlan]
-    learning_rate: tuple[str, ...]  # segments of the schedule, see `ScheduleSegment.describe`
-    versions: CompilerVersions  # versions that compiled the steps
-    notes: tuple[str, ...] = ()  # limits of the estimates, as sentences
-    suggestions: tuple[Suggestion, ...] = ()  # settings that fit, fastest first
+    versions: CompilerVersions  # versions that compiled the programs
 
     @property
     def name(self) -> str:
@@ -121,6 +118,26 @@ class Plan:
     def chips(self) -> int:
         """The number of chips in all slices."""
         return self.topology.chips * self.slices
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the slices as plain values."""
+        return {
+            "topology": self.topology.name,
+            "accelerator_type": self.topology.accelerator_type,
+            "slices": self.slices,
+            "chips": self.chips,
+            "devices": self.topology.devices * self.slices,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan(PlannedSlices):
+    """A run on one topology."""
+
+    phases: Sequence[PhasePlan]
+    learning_rate: tuple[str, ...]  # segments of the schedule, see `ScheduleSegment.describe`
+    notes: tuple[str, ...] = ()  # limits of the estimates, as sentences
+    suggestions: tuple[Suggestion, ...] = ()  # settings that fit, fastest first
 
     @property
     def fits(self) -> bool:

@@ -8,35 +8,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
-from bert_jax.parallel.topology import TpuTopology, parse_topology
+from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.compiler import Compiler
-from bert_jax.planning.estimate import StepEstimate, estimate_step
+from bert_jax.planning.estimate import PlannedSlices, StepEstimate, estimate_step
 from bert_jax.planning.prices import Prices
-from bert_jax.planning.request import CompilerVersions, ForwardRequest, installed_versions
+from bert_jax.planning.request import ForwardRequest, installed_versions
 
 BILLION: Final = 10**9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InferencePlan:
+class InferencePlan(PlannedSlices):
     """The forward program for rows of one length, on the devices of a slice."""
 
-    topology: TpuTopology  # topology of one slice
-    slices: int
     length: int  # tokens of a row, padding included
     step: CompiledStep  # a batch on one device
-    versions: CompilerVersions  # versions that compiled the program
-
-    @property
-    def name(self) -> str:
-        """The topology's name, with the number of slices: ``v5e:4x4``, ``v5e:4x4 × 2``."""
-        return self.topology.name + (f" × {self.slices}" if self.slices > 1 else "")
-
-    @property
-    def chips(self) -> int:
-        """The number of chips in all slices."""
-        return self.topology.chips * self.slices
 
     @property
     def fits(self) -> bool:

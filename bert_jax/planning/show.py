@@ -153,11 +153,7 @@ def plans_as_json(plans: Sequence[Plan], prices: Prices) -> str:
 def _plan(found: Plan, prices: Prices) -> dict[str, Any]:
     topology, hours = found.topology, found.hours
     return {
-        "topology": topology.name,
-        "accelerator_type": topology.accelerator_type,
-        "slices": found.slices,
-        "chips": found.chips,
-        "devices": topology.devices * found.slices,
+        **found.facts(),
         "hosts": topology.hosts() * found.slices,
         "fits": found.fits,
         "verdict": verdict(found, prices),

@@ -102,13 +102,9 @@ def as_json(plans: Sequence[InferencePlan], prices: Prices) -> str:
 
 
 def _plan(found: InferencePlan, prices: Prices) -> dict[str, Any]:
-    topology, fits = found.topology, found.fits
+    fits = found.fits
     return {
-        "topology": topology.name,
-        "accelerator_type": topology.accelerator_type,
-        "slices": found.slices,
-        "chips": found.chips,
-        "devices": topology.devices * found.slices,
+        **found.facts(),
         "length": found.length,
         "fits": fits,
         "verdict": verdict(found, prices),

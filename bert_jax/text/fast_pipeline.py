@@ -85,7 +85,7 @@ def open_fast(
 
 
 def supports(spec: dict[str, Any]) -> bool:
-    """Returns whether the ids of ``fastokens`` are known to equal those of ``tokenizers``.
+    """Returns whether ``fastokens`` is known to give the ids of ``tokenizers``.
 
     They differ if added tokens take the spaces after them, and for other pre-tokenizers.
     """

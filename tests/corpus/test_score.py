@@ -1,4 +1,4 @@
-"""`bert-jax score`: results equal those of one text at a time, on every engine."""
+"""`bert-jax score`: results equal the predictions of single texts, on every engine."""
 
 import json
 import os

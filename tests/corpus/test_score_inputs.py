@@ -1,4 +1,4 @@
-"""What `bert-jax score` reads from odd files: every row once, unchanged, or a clear error."""
+"""`bert-jax score` reads every row of odd files once and unchanged, or raises a clear error."""
 
 import json
 import time

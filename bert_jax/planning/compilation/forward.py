@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bert_jax.corpus.job import rows_of_batch, tokens_of_batch
+from bert_jax.corpus.job import reads_head, rows_of_batch, tokens_of_batch, vector_settings
 from bert_jax.corpus.program import INPUT_IDS, LENGTHS, SECONDS, jit_forward
-from bert_jax.feature_extraction.extractor import settings_for, vector_forward
+from bert_jax.feature_extraction.extractor import vector_forward
 from bert_jax.inference.execution import by_layer, forward_model
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.planning.compilation.lowering import LoweredStep, device_bytes
@@ -64,16 +64,10 @@ def _forward(
     """Returns the function of a batch, and whether it reads all states of the last layer."""
     section, heads = request.score, request.model.heads
     architecture = request.model.resolve(vocab_size=request.vocab_size)
-    if section.result == "head" or (section.result == "auto" and heads.task is not None):
+    if reads_head(section, heads):
         return task_forward(model), not heads.scores_rows
-    settings = settings_for(
-        architecture,
-        heads,
-        layers=section.layers,
-        level="sentence",
-        pool=section.pool,
-        max_length=request.length,
-        batch_size=1,
-    )
+    # The prefix of a prompt is text: it does not change the program.
+    changes = {"max_length": request.length, "prompt": None}
+    settings = vector_settings(section.model_copy(update=changes), architecture, heads)
     trained = settings.trained
     return vector_forward(settings, model), trained is None or trained.pool == "mean"
