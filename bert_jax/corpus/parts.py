@@ -39,18 +39,34 @@ _HUB_PARTS: Final = 5  # of hf://datasets/OWNER/NAME
 _PACKED_FORMATS: Final = ("jsonl", "text")
 
 
+class FileFound(NamedTuple):
+    """A file of the input."""
+
+    size: int  # bytes
+    modified: int | None = None
+    """Time of its last change since 1970: in nanoseconds, in a bucket in seconds. None on a hub,
+    where the path has the commit."""
+
+
 class InputPart(NamedTuple):
     """A range of an input file, and the name of its output."""
 
     file: FilePart
     size: int  # bytes of the whole file
+    modified: int | None  # time of its last change, as in `FileFound`
     stem: str  # name of the output below the output directory, without its suffix
 
     @property
     def input(self) -> dict[str, Any]:
         """The range as plain values."""
         file = self.file
-        return {"path": file.path, "bytes": self.size, "start": file.start, "stop": file.stop}
+        return {
+            "path": file.path,
+            "bytes": self.size,
+            "modified": self.modified,
+            "start": file.start,
+            "stop": file.stop,
+        }
 
 
 def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
@@ -75,8 +91,8 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
     files = dict(found.values())
     root = _root(patterns, files)
     parts = [part for path in datasets.values() for part in _cut_dataset(path, _below(path, root))]
-    for path, size in files.items():
-        parts += _cut(path, size, name=_below(path, root), part_bytes=part_bytes)
+    for path, file in files.items():
+        parts += _cut(path, file, name=_below(path, root), part_bytes=part_bytes)
     twice = [stem for stem, n in collections.Counter(part.stem for part in parts).items() if n > 1]
     if twice:
         same = [part.file.path for part in parts if part.stem == twice[0]]
@@ -93,15 +109,20 @@ def _expanded(pattern: str) -> epath.Path:
     return epath.Path(pattern).expanduser()
 
 
-def _files_of(pattern: str) -> dict[str, int]:
-    """Returns the sizes of the files that match a pattern."""
+def _files_of(pattern: str) -> dict[str, FileFound]:
+    """Returns the files that match a pattern, by path.
+
+    In a directory, these are the files with a known suffix. `_cut` refuses those that are packed
+    but may not be.
+    """
     if is_dataset_file(pattern):
-        found = {path: n for path, n in dataset_files(pattern).items() if format_of(path)}
+        sizes = dataset_files(pattern)
+        found = {path: FileFound(n) for path, n in sizes.items() if bare_suffix(path) in FORMATS}
     elif _expanded(pattern).is_dir():
         directory = str(_expanded(pattern))
-        found = _sizes([path for path in files_below(directory) if format_of(path) is not None])
+        found = _found([path for path in files_below(directory) if bare_suffix(path) in FORMATS])
     else:
-        return _sizes(find_files([pattern], key=_KEY))
+        return _found(find_files([pattern], key=_KEY))
     if not found:
         raise UserError(
             "score.no_file",
@@ -111,14 +132,18 @@ def _files_of(pattern: str) -> dict[str, int]:
     return found
 
 
-def _sizes(paths: Sequence[str]) -> dict[str, int]:
-    def size(path: epath.Path) -> int:
+def _found(paths: Sequence[str]) -> dict[str, FileFound]:
+    def found(path: epath.Path) -> FileFound:
         try:
-            return path.stat().length
+            if is_remote(path):
+                stat = path.stat()
+                return FileFound(stat.length, int(stat.mtime))
+            local = os.stat(path)
+            return FileFound(local.st_size, local.st_mtime_ns)
         except OSError as error:
             raise unreadable(str(path), error) from error
 
-    return dict(zip(paths, each(size, list(map(epath.Path, paths))), strict=True))
+    return dict(zip(paths, each(found, list(map(epath.Path, paths))), strict=True))
 
 
 def require_apart(patterns: Sequence[str], parts: Sequence[InputPart], output: str) -> None:
@@ -191,13 +216,13 @@ def _cut_dataset(path: str, name: str) -> list[InputPart]:
             stop = start + shard.examples
             label = "/".join(filter(None, (name, split)))
             file = FilePart(path, label, start, stop, format=DATASET, bytes=shard.bytes)
-            parts.append(InputPart(file, shard.bytes, f"{label}-{at:05}"))
+            parts.append(InputPart(file, shard.bytes, None, f"{label}-{at:05}"))
             start = stop
     return parts
 
 
-def _cut(path: str, size: int, *, name: str, part_bytes: int) -> list[InputPart]:
-    kind = format_of(path)
+def _cut(path: str, found: FileFound, *, name: str, part_bytes: int) -> list[InputPart]:
+    kind, size = format_of(path), found.size
     if kind is None:
         packed = "; .jsonl and .txt also packed" if is_packed(path) else ""
         raise UserError(
@@ -217,7 +242,7 @@ def _cut(path: str, size: int, *, name: str, part_bytes: int) -> list[InputPart]
     several = [f"-{at:05}-of-{len(files):05}" for at in range(len(files))]
     ends = several if len(files) > 1 else [""]
     return [
-        InputPart(file._replace(format=kind), size, f"{stem}{end}")
+        InputPart(file._replace(format=kind), size, found.modified, f"{stem}{end}")
         for file, end in zip(files, ends, strict=True)
     ]
 

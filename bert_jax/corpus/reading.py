@@ -346,6 +346,8 @@ class PartReader:
         known = self._types.get(name)
         try:
             array = pa.array(values)
+            if pa.types.is_floating(array.type) and any(isinstance(each, bool) for each in values):
+                raise pa.ArrowTypeError("numbers, true and false")  # Arrow makes numbers of them
             if known is not None and array.type != known:
                 kinds = [pa.schema([(name, kind)]) for kind in (known, array.type)]
                 # Arrow would round numbers, and omit fields of objects, to fit them to a type.

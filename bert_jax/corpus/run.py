@@ -137,6 +137,8 @@ def manifest(job: Job, records: Sequence[PartRecord]) -> dict[str, Any]:
         }
         for record in records
     ]
+    for part in parts:  # copies of a corpus have the same manifest
+        part["input"] = {k: value for k, value in part["input"].items() if k != "modified"}
     total = {name: sum(getattr(record, name) for record in records) for name in _TOTALS}
     return {"settings": job.fingerprint, "total": total, "parts": parts}
 

@@ -72,7 +72,7 @@ class FilePart(NamedTuple):
 
 def is_packed(path: str) -> bool:
     """Returns whether a file is packed, by its suffix: ``"a.txt.gz" -> True``."""
-    return pathlib.PurePath(path).suffix in _PACKINGS
+    return pathlib.PurePath(path).suffix.lower() in _PACKINGS
 
 
 def bare_suffix(path: str) -> str:
@@ -88,7 +88,7 @@ def open_text(path: str) -> Iterator[BinaryIO]:
     Raises UserError if the file cannot be read, is damaged or is truncated.
     """
     require_file(path)
-    packing, unpack = _PACKINGS.get(pathlib.PurePath(path).suffix, (None, None))
+    packing, unpack = _PACKINGS.get(pathlib.PurePath(path).suffix.lower(), (None, None))
     try:
         with epath.Path(path).open("rb") as raw:
             if unpack is None:

@@ -1,5 +1,6 @@
 """`bert-jax score` reads every row of odd files once and unchanged, or raises a clear error."""
 
+import gzip
 import json
 import time
 from pathlib import Path
@@ -185,6 +186,23 @@ def test_every_file_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             find_parts(nothing, part_bytes=1 << 20)
 
 
+def test_a_folder_leaves_no_packed_file_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.JSONL.GZ"
+    path.write_bytes(gzip.compress(json.dumps({"text": "a"}).encode()))
+    assert scored(tmp_path)[0] == [{"id": "a.JSONL.GZ:0", "text": "a"}]
+    for name in ("b.csv.gz", "b.parquet.zst"):
+        (tmp_path / name).write_bytes(b"")
+        with refuses("score.format", place="score.input", name=name):
+            find_parts([str(tmp_path)], part_bytes=1 << 20)
+        (tmp_path / name).unlink()
+
+
+def test_a_number_is_never_a_truth_value(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"text": "a", "x": 1.5}, {"text": "b", "x": True})
+    with refuses("score.mixed_column", place=path, column="x"):
+        scored(path, columns="x")
+
+
 def test_results_never_replace_the_input(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"text": "a"})
     parts = find_parts([str(path)], part_bytes=1 << 20)
@@ -214,6 +232,13 @@ def test_results_of_a_changed_corpus(tmp_path: Path) -> None:
     assert sorted(row["text"] for row in rows_of(out).values()) == sorted(
         row["text"] for row in [*rows, rows[0]]
     )
+    first, second = rows[0]["text"], rows[0]["text"][::-1]
+    lines(corpus / "job.jsonl", {"text": second})  # of equal size
+    ok("score", path)
+    assert second in {row["text"] for row in rows_of(out).values()}
+    assert json.loads((out / "manifest.json").read_text())["total"]["read"] == 21
+    lines(corpus / "job.jsonl", {"text": first})
+    ok("score", path)
     kept = (out / "job.parquet").read_bytes()
     (corpus / "job.jsonl").rename(tmp_path / "job.jsonl")
     says(refused("score", path), key="score.other_input", place=out, name="job.parquet")
