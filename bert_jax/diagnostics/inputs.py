@@ -22,7 +22,6 @@ from bert_jax.interop.sources import CONFIGS, is_checkpoint, is_hub_name
 from bert_jax.model.section import ModelSection
 from bert_jax.objectives.registry import (
     Registered,
-    check_architecture,
     check_pairing,
     masking_of,
     teacher_of,
@@ -74,7 +73,6 @@ def pretraining_inputs(
     `model` is None if another run defines the network.
     """
     loaded: list[Tokenizer] = []
-    encoder = None if model is None else model.kind
 
     def check_tokenizer() -> str:
         loaded.append(load_tokenizer(tokenizer))
@@ -88,8 +86,7 @@ def pretraining_inputs(
             key = f"train.phases.{index}"
             phase.check_positions(found.max_position_embeddings, key=key)
             phase.architecture_changes(found, key=key)
-            own = f"{key}.objective" if phase.objective else "objective"
-            check_architecture(phase.objective or objective, found, key=own)
+            (phase.objective or objective).check_sizes(found)
         return f"{found.max_position_embeddings} positions"
 
     def check_schedule() -> str:
@@ -108,15 +105,13 @@ def pretraining_inputs(
             with under(key, PhaseSection):
                 for split in made.splits:
                     check_row_length(phase.seq_length, open_dataset(path, split).lengths)
-        if encoder is not None:
-            check_pairing(
-                phase.objective or objective,
-                made.pairing.kind,
-                encoder=encoder,
-                dataset=path,
-                key=f"{key}.dataset",
-                evaluation=evaluation,
-            )
+        check_pairing(
+            phase.objective or objective,
+            made.pairing.kind,
+            dataset=path,
+            key=f"{key}.dataset",
+            evaluation=evaluation,
+        )
         counts = ", ".join(f"{split.examples:,} of {name}" for name, split in made.splits.items())
         return f"{path}, {counts} examples"
 

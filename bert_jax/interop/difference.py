@@ -70,7 +70,7 @@ def _outputs(
         if heads.next_sentence:
             found["next_sentence"] = model.next_sentence_logits(hidden_BLD[:, :1])
         if heads.replaced_tokens:
-            found["replaced_tokens"] = model.replaced_token_logits(hidden_BLD)
+            found["replaced_tokens"] = model.replaced_token_logits(hidden_BLD, batch["segment_ids"])
         if heads.task is not None:
             found["task"] = model.task_logits(hidden_BLD, batch["segment_ids"])
         if heads.embedding is not None:

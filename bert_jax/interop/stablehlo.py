@@ -81,7 +81,7 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
     "replaced_token_logits": _Output(
         "above 0 for a token that was probably replaced, at every position",
         "replaced_tokens",
-        lambda model, hidden, segments: model.replaced_token_logits(hidden),
+        lambda model, hidden, segments: model.replaced_token_logits(hidden, segments),
     ),
     "task_logits": _Output(
         'outputs of the fine-tuned head; "task" below has its kind and labels',

@@ -31,8 +31,7 @@ class EncoderArchitecture(Section):
     kind: ClassVar[str]
     """Name of the encoder, as in `model.kind`."""
     pooled_heads: ClassVar[frozenset[str]] = frozenset()
-    """Heads that read the pooler: `next_sentence` and names of tasks. Without any, the encoder has
-    no pooler."""
+    """Tasks whose head reads the pooler. The next-sentence head always reads it."""
     attention_dropout_setting: ClassVar[str] = "attention_probs_dropout_prob"
     """The setting with the dropout rate of attention weights."""
     rotary_setting: ClassVar[str | None] = None
@@ -45,6 +44,7 @@ class EncoderArchitecture(Section):
         num_attention_heads: int
         intermediate_size: int
         max_position_embeddings: int
+        hidden_act: Activation
         initializer_range: float
         layer_norm_eps: float
 

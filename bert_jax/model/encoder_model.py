@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.cross_entropy import Scored, scored_in_parts
-from bert_jax.model.heads import EmbeddingHead, MlmDecoder, ReplacedTokenHead
+from bert_jax.model.heads import (
+    EmbeddingHead,
+    MlmDecoder,
+    MlmHead,
+    NextSentenceHead,
+    Pooler,
+    ReplacedTokenHead,
+)
 from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.pooling import pooled_states, position_of, unit_length
@@ -67,22 +74,32 @@ class Encoder(Protocol):
 class EncoderModel(nnx.Module):
     """An encoder with the heads of a `HeadsSection`.
 
-    The paths of parameters do not depend on the set of heads.
+    Every encoder can have every pretraining head. The paths of parameters do not depend on the set
+    of heads.
     """
 
     groups: ParameterGroups
     """The groups of all parameters that a model of the class can have."""
+    mlm_head: ClassVar[type[MlmDecoder]] = MlmHead
+    """The class of the MLM head."""
+    replaced_token_head: ClassVar[type[ReplacedTokenHead]] = ReplacedTokenHead
+    """The class of ELECTRA's head."""
     encoder: Encoder
-    mlm: MlmDecoder
-    replaced_tokens: ReplacedTokenHead
 
     def __init__(self, *, architecture: Any, execution: Execution, heads: HeadsSection) -> None:
-        """Creates abstract parameters. Subclasses add the encoder and the heads."""
+        """Creates abstract parameters. Subclasses add the encoder and the task head."""
         self.heads = heads
+        parts = {"architecture": architecture, "execution": execution}
+        if heads.pooler:
+            self.pooler = Pooler(**parts)
+        if heads.mlm:
+            self.mlm = self.mlm_head(**parts)
+        if heads.next_sentence:
+            self.next_sentence = NextSentenceHead(**parts)
+        if heads.replaced_tokens:
+            self.replaced_tokens = self.replaced_token_head(**parts)
         if heads.embedding is not None and heads.embedding_parameters:
-            self.embedding = EmbeddingHead(
-                embedding=heads.embedding, architecture=architecture, execution=execution
-            )
+            self.embedding = EmbeddingHead(embedding=heads.embedding, **parts)
 
     @staticmethod
     @abc.abstractmethod
@@ -216,19 +233,26 @@ class EncoderModel(nnx.Module):
 
         return scored_in_parts(score, hidden_BLD, jnp.roll(batch["input_ids"], -1, axis=1))
 
-    def next_sentence_logits(self, cls_BED: Array) -> Float[Array, "batch examples 2"]:
+    def next_sentence_logits(
+        self, cls_BED: Float[Array, "batch examples hidden"]
+    ) -> Float[Array, "batch examples 2"]:
         """Returns the float32 logits of the next-sentence head for states of [CLS] tokens."""
-        raise NotImplementedError(f"{type(self).__name__} has no next-sentence head")
+        return self.next_sentence(self.pooler(cls_BED))
 
     def replaced_token_logits(
-        self, hidden_BLD: Float[Array, "batch length hidden"]
+        self,
+        hidden_BLD: Float[Array, "batch length hidden"],
+        segment_ids: Int[Array, "batch length"],
     ) -> Float[Array, "batch length"]:
         """Returns a float32 logit per token: above 0 for a token that was probably replaced."""
+        del segment_ids  # for heads that read other tokens of the example
         return self.replaced_tokens(hidden_BLD)
 
-    def pooled(self, cls_BED: Array) -> Float[Array, "batch examples hidden"]:
+    def pooled(
+        self, cls_BED: Float[Array, "batch examples hidden"]
+    ) -> Float[Array, "batch examples hidden"]:
         """Returns the pooled vectors for states of [CLS] tokens."""
-        raise NotImplementedError(f"{type(self).__name__} has no pooler")
+        return self.pooler(cls_BED)
 
     def read_positions(
         self, segment_ids: Int[Array, "batch length"]

@@ -24,12 +24,15 @@ from bert_jax.parallel.parameter_groups import ParameterGroup
 from bert_jax.parallel.sharding_rules import constrain, on_one_cpu, parts_in_use
 
 HEAD_GROUPS: Final = (
+    ParameterGroup("pooler", "pooler", title="the pooler"),
+    ParameterGroup("next_sentence", "heads", title="the next-sentence head"),
+    ParameterGroup("replaced_tokens", "heads", title="the replaced-token head"),
+    ParameterGroup("classifier", "heads", title="the classifier's dense layer"),
     ParameterGroup("task", "heads", title="the task head"),
     ParameterGroup("mlm", "heads", title="the MLM head"),
     ParameterGroup("embedding", "heads", title="the embedding head"),
 )
 """The groups of the heads that every encoder can have."""
-REPLACED_TOKENS: Final = ParameterGroup("replaced_tokens", "heads", title="the replaced-token head")
 
 
 class MlmDecoder(nnx.Module):
@@ -176,7 +179,7 @@ class ReplacedTokenHead(nnx.Module):
     Source: arXiv 2003.10555; `get_discriminator_predictions` of google-research/electra.
     """
 
-    def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
+    def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
         width = architecture.hidden_size
         parts = {"architecture": architecture, "execution": execution}
         self.transform = Dense((width, width), ("embed", "pooled"), **parts)

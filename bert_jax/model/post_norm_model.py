@@ -6,14 +6,16 @@ from jaxtyping import Array, Float
 from bert_jax.model.architecture import PostNormArchitecture
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.heads import MlmHead, Pooler, TaskHead
-from bert_jax.model.post_norm import PostNormEncoder, post_norm_limit
+from bert_jax.model.heads import HEAD_GROUPS, TaskHead
+from bert_jax.model.post_norm import POST_NORM_GROUPS, PostNormEncoder, post_norm_limit
 from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.parallel.parameter_groups import ParameterGroups
 
 
 class PostNormModel(EncoderModel):
-    """The post-LayerNorm encoder with a pooler, the MLM head and a task head."""
+    """The post-LayerNorm encoder with BERT's task heads."""
 
+    groups = ParameterGroups((*POST_NORM_GROUPS, *HEAD_GROUPS))
     limit = staticmethod(post_norm_limit)
 
     def __init__(
@@ -22,21 +24,11 @@ class PostNormModel(EncoderModel):
         super().__init__(architecture=architecture, execution=execution, heads=heads)
         parts = {"architecture": architecture, "execution": execution}
         self.encoder = PostNormEncoder(**parts, causal=heads.causal)
-        if heads.pooler:
-            self.pooler = Pooler(**parts)
-        if heads.mlm:
-            self.mlm = MlmHead(**parts)
         if heads.task is not None:
             self.task = TaskHead(outputs=heads.outputs, **parts)
             own = heads.task_dropout
             self.task_dropout = architecture.hidden_dropout_prob if own is None else own
         self.task_reads_pooler = heads.task in architecture.pooled_heads
-
-    def pooled(
-        self, cls_BED: Float[Array, "batch examples hidden"]
-    ) -> Float[Array, "batch examples hidden"]:
-        """Returns the pooled vectors for states of [CLS] tokens."""
-        return self.pooler(cls_BED)
 
     def task_logits(
         self,

@@ -144,8 +144,8 @@ class HeadsSection(Section):
     """
 
     pooler: bool = True
-    """Whether the model has the pooler: a dense layer with tanh on [CLS]. Other heads of BERT and
-    RoBERTa read it. ModernBERT has none."""
+    """Whether the model has the pooler: a dense layer with tanh on [CLS]. The next-sentence head
+    reads it, and some task heads of BERT, ALBERT and RoBERTa."""
     mlm: bool = True
     """Whether the model has the MLM head."""
     next_sentence: bool = True
@@ -272,11 +272,6 @@ class ModelSection(Section):
         values = zip((*SIZES, "embedding_size"), self.named_sizes[self.size], strict=False)
         return SizeSource("size", self.size, dict(values))
 
-    @classmethod
-    def pretraining_heads(cls) -> HeadsSection:
-        """Returns all pretraining heads that the encoder can have: the default of `heads`."""
-        return cls.model_fields["heads"].default
-
     def of_task(self, heads: HeadsSection) -> HeadsSection:
         """Returns a task's heads, with the pooler only if the task head reads it.
 
@@ -286,16 +281,10 @@ class ModelSection(Section):
         return heads.model_copy(update={"pooler": reads, "causal": self.heads.causal})
 
     @pydantic.model_validator(mode="after")
-    def _possible_heads(self) -> ModelSection:
-        possible = self.pretraining_heads().of_pretraining
-        for head in sorted(self.heads.of_pretraining - possible):
-            raise SettingError(
-                "model.no_head",
-                f"found true, but {self.kind} has no such head. Use false.",
-                place=f"heads.{head}",
-            )
+    def _read_pooler(self) -> ModelSection:
         found = {*self.heads.of_pretraining, self.heads.task}
-        if not self.heads.pooler and (readers := found & self.architecture_type.pooled_heads):
+        of_kind = {"next_sentence", *self.architecture_type.pooled_heads}
+        if not self.heads.pooler and (readers := found & of_kind):
             raise SettingError(
                 "model.pooler",
                 f"found false, but the head {min(readers)} of {self.kind} reads the pooler. Use "

@@ -172,7 +172,7 @@ class ReplacedTokenDetection:
         hidden_BLD = model.hidden(
             {**batch, "input_ids": seen.input_ids}, dropout_key=subkey(rngs.dropout, 1)
         )
-        logits_BL = model.replaced_token_logits(hidden_BLD)
+        logits_BL = model.replaced_token_logits(hidden_BLD, batch["segment_ids"])
         weights_BL = token_weights(batch)
         metrics |= _detection(logits_BL, seen.is_replaced, weights_BL)
         if rngs.dropout is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -11,8 +12,7 @@ import pydantic
 
 from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.encoders.registry import SECTIONS
-from bert_jax.errors import UserError, all_of, one_of
+from bert_jax.errors import UserError, one_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.sections import (
@@ -90,16 +90,11 @@ def without_functions(section: Registered) -> Registered:
     return section.model_copy(update={"masking": masking})
 
 
-def kind_for(heads: HeadsSection, *, encoder: str) -> str:
-    """Returns the first objective whose heads a model has, or else its encoder can have."""
-    possible = SECTIONS[encoder].pretraining_heads()
-    kinds = [kind for each in (heads, possible) for kind in _kinds_with(each.of_pretraining)]
-    return next(kind for kind in kinds if OBJECTIVES[kind].heads.causal == heads.causal)
-
-
-def _kinds_with(heads: set[str]) -> list[str]:
-    """Returns the objectives that train only these heads."""
-    return [kind for kind, each in OBJECTIVES.items() if each.heads.of_pretraining <= heads]
+def kind_for(heads: HeadsSection) -> str:
+    """Returns the first objective whose heads a model has, or else the first objective."""
+    causal = [kind for kind, each in OBJECTIVES.items() if each.heads.causal == heads.causal]
+    found = (OBJECTIVES[kind].heads.of_pretraining <= heads.of_pretraining for kind in causal)
+    return next(itertools.compress(causal, found), causal[0])
 
 
 def make_objective(
@@ -108,62 +103,33 @@ def make_objective(
     architecture: EncoderArchitecture,
     execution: Execution,
     tokenizer: Tokenizer,
-    key: str = "objective",
 ) -> Objective:
     """Returns the objective of a section for a model. Imports JAX.
 
-    Raises UserError like `check_architecture`.
+    Raises UserError like `ObjectiveSection.check_sizes`.
     """
-    check_architecture(section, architecture, key=key)
+    section.check_sizes(architecture)
     loss = importlib.import_module(f"bert_jax.objectives.{section.loss}")
     return loss.make(section, architecture=architecture, execution=execution, tokenizer=tokenizer)
-
-
-def check_architecture(
-    section: ObjectiveSection, architecture: EncoderArchitecture, *, key: str
-) -> None:
-    """Raises UserError if the encoder cannot have the objective's heads, or as `check_sizes`.
-
-    `key` is the key of the objective's section, for the message.
-    """
-    possible = SECTIONS[architecture.kind].pretraining_heads().of_pretraining
-    if lacking := section.heads.of_pretraining - possible:
-        encoders = one_of(
-            [
-                kind
-                for kind, each in SECTIONS.items()
-                if section.heads.of_pretraining <= each.pretraining_heads().of_pretraining
-            ]
-        )
-        raise UserError(
-            "objective.encoder",
-            f"found {section.kind}, but the encoder {architecture.kind} cannot have its heads "
-            f"{all_of(sorted(lacking))}. Use {one_of(_kinds_with(possible))}, or model.kind "
-            f"{encoders}.",
-            place=f"{key}.kind",
-        )
-    section.check_sizes(architecture)
 
 
 def check_pairing(
     section: ObjectiveSection,
     kind: PairingKind,
     *,
-    encoder: str,
     dataset: os.PathLike[str] | str,
     key: str,
     evaluation: bool,
 ) -> None:
     """Raises UserError if a dataset with this pairing kind was made for another objective.
 
-    `encoder` is the kind of the model. `evaluation` is whether the dataset is only evaluated. `key`
-    and `dataset`, the dataset's directory, are for the message.
+    `evaluation` is whether the dataset is only evaluated. `key` and `dataset`, the dataset's
+    directory, are for the message.
     """
     allowed = section.evaluated_pairings if evaluation else section.pairings
     if kind in allowed:
         return
-    possible = _kinds_with(SECTIONS[encoder].pretraining_heads().of_pretraining)
-    others = [(name, OBJECTIVES[name]) for name in possible]
+    others = OBJECTIVES.items()
     fitting = [n for n, each in others if kind in each.pairings and not each.has_second_model]
     hint = f", or set objective.kind: {fitting[0]}" if fitting else ""
     raise UserError(

@@ -145,7 +145,7 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
     Replaces the model's NumPy arrays with JAX arrays. `record` is the model's source, for
     provenance.json.
     """
-    kind = kind_for(model.heads, encoder=model.architecture.kind)
+    kind = kind_for(model.heads)
     config = RunConfig.model_validate({"objective": {"kind": kind}})
     directory = model.files[0].parent
     model_type = {} if model.model_type is None else {"model_type": model.model_type}

@@ -153,7 +153,6 @@ def open_source(
     split: str,
     *,
     objective: ObjectiveSection,
-    encoder: str,
     tokenizer: Tokenizer,
     cache: DatasetCache,
     key: str,
@@ -165,7 +164,6 @@ def open_source(
         path: a dataset directory, or TFRecords: a file, a glob or a directory.
         split: "train" or "validation".
         objective: objective that must fit the examples.
-        encoder: kind of the model, for messages.
         tokenizer: tokenizer that must have the vocabulary of the examples.
         cache: local copies of datasets in a bucket.
         key: key of the setting that contains the path, for messages.
@@ -184,7 +182,6 @@ def open_source(
         check_pairing(
             objective,
             dataset.provenance.pairing.kind,
-            encoder=encoder,
             dataset=dataset.directory,
             key=key,
             evaluation=evaluation,
@@ -255,7 +252,6 @@ class PhaseOpener(NamedTuple):
         open_split = functools.partial(
             open_source,
             objective=self.settings.objective_of(index),
-            encoder=self.architecture.kind,
             tokenizer=self.tokenizer,
             cache=self.cache,
         )

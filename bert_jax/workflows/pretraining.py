@@ -121,7 +121,6 @@ def _prepare(
             architecture=architecture,
             execution=resolved,
             tokenizer=tokenizer,
-            key=settings.objective_key(phase),
         )
 
     objective = objective_for(len(section.phases) - 1, architecture)
@@ -157,7 +156,7 @@ def _heads(settings: PretrainSettings) -> HeadsSection:
                 "the same heads.",
                 place=f"{settings.objective_key(phase)}.kind",
             )
-    if settings.model.heads not in (settings.model.pretraining_heads(), heads):
+    if settings.model.heads not in (HeadsSection(), heads):
         raise UserError(
             "model.heads_of_objective",
             f"found {describe(settings.model.heads)}, but objective.kind {last.kind} trains "

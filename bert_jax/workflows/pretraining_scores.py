@@ -68,7 +68,6 @@ def evaluate_objective(
         path,
         split,
         objective=objective_section(run, phase=loaded.phase),
-        encoder=run.architecture.kind,
         tokenizer=run.tokenizer,
         cache=DatasetCache(cache, say=say),
         key="dataset",

@@ -137,7 +137,7 @@ def our_logits(model: PostNormModel, batch: dict[str, jax.Array], *, vocab_size:
     if model.heads.task is not None:
         return model.task_logits(hidden, batch["segment_ids"])
     if model.heads.replaced_tokens:
-        return model.replaced_token_logits(hidden)
+        return model.replaced_token_logits(hidden, batch["segment_ids"])
     logits = model.mlm_logits(hidden, batch["masked_lm_positions"])
     return logits[..., :vocab_size].reshape(-1, PREDICTIONS, vocab_size)
 

@@ -85,21 +85,19 @@ def test_a_saved_section_needs_no_released_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "heads", "key", "place", "values"),
+    ("kind", "heads", "reader"),
     [
-        ("bert", {"pooler": False}, "model.pooler", "pooler", {"head": "next_sentence"}),
-        *(
-            (kind, CHOICE | {"pooler": False}, "model.pooler", "pooler", {"head": CHOICE["task"]})
-            for kind in ("bert", "roberta")
-        ),
-        ("roberta", {}, "model.no_head", "next_sentence", {"encoder": "roberta"}),
-        ("modernbert", CHOICE, "model.no_head", "pooler", {"encoder": "modernbert"}),
+        ("bert", {}, "next_sentence"),
+        ("modernbert", {}, "next_sentence"),
+        ("bert", CHOICE, CHOICE["task"]),
+        ("roberta", CHOICE, CHOICE["task"]),
     ],
 )
-def test_heads_that_an_encoder_cannot_have_are_refused(
-    kind: str, heads: dict[str, Any], key: str, place: str, values: dict[str, Any]
+def test_a_head_without_the_pooler_that_it_reads_is_refused(
+    kind: str, heads: dict[str, Any], reader: str
 ) -> None:
-    with refuses(key, place=f"model.heads.{place}", **values):
+    heads = heads | {"pooler": False}
+    with refuses("model.pooler", place="model.heads.pooler", encoder=kind, head=reader):
         read_model_section({"kind": kind, "heads": heads}, source="")
 
 

@@ -1,38 +1,22 @@
-"""The losses of every objective, on every encoder that can have its heads."""
+"""The losses of every objective, on encoders with networks of their own."""
 
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 
-from bert_jax.objectives.registry import OBJECTIVES, make_objective, read_objective
+from bert_jax.objectives.registry import OBJECTIVES
 from tests.objectives.cases import (
     NETWORKS,
     OF_VARIANTS,
     TRAINED,
     on_encoders,
 )
-from tests.project import refuses
-from tests.support import small_encoder
 from tests.train.harness import Setting, assert_same, one_device, run_steps
 
 pytestmark = pytest.mark.slow  # one process runs the whole file, so it starts early
 
 STEPS = 3  # optimizer steps of comparisons
-
-
-@pytest.mark.parametrize(
-    ("encoder", "lacking"),
-    [("modernbert", ["next_sentence", "pooler"]), ("roberta", ["next_sentence"])],
-)
-def test_an_encoder_without_the_heads_is_refused(encoder: str, lacking: list[str]) -> None:
-    section = read_objective({"kind": "sop"}, source="test")
-    parts: Any = {"execution": None, "tokenizer": None}
-    found: dict[str, Any] = {"found": "sop", "encoder": encoder, "lacking": lacking}
-    found["allowed"] = ["roberta", "causal", "distill"]
-    with refuses("objective.encoder", place="objective.kind", **found):
-        make_objective(section, architecture=small_encoder(encoder), **parts)
 
 
 @on_encoders(NETWORKS)

@@ -308,11 +308,6 @@ def test_an_impossible_mesh_or_schedule_is_refused_before_the_start(
             {"place": "model.architecture.num_attention_heads", "found": 3, "hidden_size": 32},
         ),
         ("train.phases.0.dataset=nowhere", "dataset.missing", {"place": "nowhere"}),
-        (
-            "objective.kind=electra",
-            "objective.encoder",
-            {"encoder": "bert", "encoders": ["albert", "electra"]},
-        ),
     ],
 )
 def test_an_unfit_model_or_dataset_is_refused_before_the_start(

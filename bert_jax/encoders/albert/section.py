@@ -7,7 +7,7 @@ import pydantic
 
 from bert_jax.errors import SettingError
 from bert_jax.model.architecture import FactorisedArchitecture, Sublayer
-from bert_jax.model.section import ArchitectureChanges, HeadsSection, ModelSection
+from bert_jax.model.section import ArchitectureChanges, ModelSection
 
 Size = Literal["base", "large", "xlarge", "xxlarge"]
 
@@ -19,7 +19,7 @@ class AlbertArchitecture(FactorisedArchitecture):
     """
 
     kind = "albert"
-    pooled_heads = frozenset({"next_sentence", "sequence_classification", "multiple_choice"})
+    pooled_heads = frozenset({"sequence_classification", "multiple_choice"})
 
     embedding_size: int | None = pydantic.Field(default=128, ge=1, le=1 << 16)
     """Width of the embeddings."""
@@ -95,4 +95,3 @@ class AlbertSection(ModelSection):
     """A released size. Layers × hidden size × heads: base 12 × 768 × 12, large 24 × 1,024 × 16,
     xlarge 24 × 2,048 × 16, xxlarge 12 × 4,096 × 64."""
     architecture: AlbertArchitectureChanges = AlbertArchitectureChanges()
-    heads: HeadsSection = HeadsSection(replaced_tokens=True)

@@ -23,7 +23,7 @@ class BertArchitecture(PostNormArchitecture):
     """Sizes and settings that determine the parameters and the function of BERT."""
 
     kind = "bert"
-    pooled_heads = frozenset({"next_sentence", "sequence_classification", "multiple_choice"})
+    pooled_heads = frozenset({"sequence_classification", "multiple_choice"})
 
 
 class BertArchitectureChanges(ArchitectureChanges, of=BertArchitecture):

@@ -1,30 +1,20 @@
-"""DistilBERT: the post-LayerNorm encoder without token types and without a pooler."""
+"""DistilBERT: the post-LayerNorm encoder without token types."""
 
 import jax
 from jaxtyping import Array, Float
 
 from bert_jax.encoders.distilbert.section import DistilBertArchitecture
 from bert_jax.model.dropout import dropout
-from bert_jax.model.heads import HEAD_GROUPS, Pooler
-from bert_jax.model.post_norm import POST_NORM_GROUPS
+from bert_jax.model.heads import Pooler
 from bert_jax.model.post_norm_model import PostNormModel
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
 
 class DistilBert(PostNormModel):
     """DistilBERT with the heads of a `HeadsSection` (arXiv 1910.01108).
 
-    Heads of rows have a dense layer with ReLU on [CLS], as in Hugging Face's classes.
+    Task heads of rows have a dense layer with ReLU on [CLS], as in Hugging Face's classes.
     """
-
-    groups = ParameterGroups(
-        (
-            *POST_NORM_GROUPS,
-            ParameterGroup("classifier", "heads", title="the classifier's dense layer"),
-            *HEAD_GROUPS,
-        )
-    )
 
     def __init__(
         self, *, architecture: DistilBertArchitecture, execution: Execution, heads: HeadsSection

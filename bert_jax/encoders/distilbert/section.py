@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import pydantic
 
 from bert_jax.model.architecture import Activation, PostNormArchitecture
-from bert_jax.model.section import ArchitectureChanges, HeadsSection, ModelSection
+from bert_jax.model.section import ArchitectureChanges, ModelSection
 
 
 class DistilBertArchitecture(PostNormArchitecture):
@@ -50,4 +50,3 @@ class DistilBertSection(ModelSection):
     size: Literal["base"] | None = None
     """The released size: 6 layers × hidden size 768 × 12 heads × FFN 3,072."""
     architecture: DistilBertArchitectureChanges = DistilBertArchitectureChanges()
-    heads: HeadsSection = HeadsSection(pooler=False, next_sentence=False)

@@ -1,42 +1,29 @@
-"""ELECTRA: the post-LayerNorm encoder with a head that finds replaced tokens."""
+"""ELECTRA: the post-LayerNorm encoder with the task heads of Hugging Face's classes."""
 
 from jaxtyping import Array, Float
 
 from bert_jax.encoders.electra.section import ElectraArchitecture
 from bert_jax.model.dropout import dropout
-from bert_jax.model.heads import HEAD_GROUPS, REPLACED_TOKENS, Pooler, ReplacedTokenHead
+from bert_jax.model.heads import Pooler
 from bert_jax.model.layers import ACTIVATIONS, subkey
-from bert_jax.model.post_norm import POST_NORM_GROUPS
 from bert_jax.model.post_norm_model import PostNormModel
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
 
 class Electra(PostNormModel):
     """ELECTRA with the heads of a `HeadsSection` (arXiv 2003.10555).
 
-    Heads of rows have a dense layer with GELU on [CLS], as in Hugging Face's classes. There is no
-    pooler and no next-sentence head.
+    Task heads of rows have a dense layer with GELU on [CLS], as in Hugging Face's classes.
     """
-
-    groups = ParameterGroups(
-        (
-            *POST_NORM_GROUPS,
-            REPLACED_TOKENS,
-            ParameterGroup("classifier", "heads", title="the classifier's dense layer"),
-            *HEAD_GROUPS,
-        )
-    )
 
     def __init__(
         self, *, architecture: ElectraArchitecture, execution: Execution, heads: HeadsSection
     ) -> None:
         super().__init__(architecture=architecture, execution=execution, heads=heads)
-        parts = {"architecture": architecture, "execution": execution}
-        if heads.replaced_tokens:
-            self.replaced_tokens = ReplacedTokenHead(**parts)
         if heads.scores_rows:
-            self.classifier = Pooler(activation=ACTIVATIONS["gelu_erf"], **parts)
+            self.classifier = Pooler(
+                activation=ACTIVATIONS["gelu_erf"], architecture=architecture, execution=execution
+            )
 
     def task_logits(
         self,

@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from bert_jax.model.architecture import Activation, FactorisedArchitecture
-from bert_jax.model.section import ArchitectureChanges, HeadsSection, ModelSection
+from bert_jax.model.section import ArchitectureChanges, ModelSection
 
 
 class ElectraArchitecture(FactorisedArchitecture):
@@ -44,4 +44,3 @@ class ElectraSection(ModelSection):
     """A released size. Layers × hidden size × heads: small 12 × 256 × 4 with embeddings of 128
     columns, base 12 × 768 × 12, large 24 × 1,024 × 16."""
     architecture: ElectraArchitectureChanges = ElectraArchitectureChanges()
-    heads: HeadsSection = HeadsSection(pooler=False, next_sentence=False, replaced_tokens=True)

@@ -44,9 +44,10 @@ class PredictionHead(nnx.Module):
 class ModernBert(EncoderModel):
     """ModernBERT with the heads of a `HeadsSection` (arXiv 2412.13663).
 
-    The MLM head and the task head read the same prediction head. There is no pooler and no
-    next-sentence head.
+    The MLM head and the task head read the same prediction head.
     """
+
+    mlm_head = MlmDecoder
 
     groups = ParameterGroups(
         (
@@ -74,8 +75,6 @@ class ModernBert(EncoderModel):
         self.encoder = ModernBertEncoder(**parts, causal=heads.causal)
         if heads.mlm or heads.task is not None:
             self.head = PredictionHead(**parts)
-        if heads.mlm:
-            self.mlm = MlmDecoder(**parts)
         if heads.task is not None:
             deviation = architecture.hidden_size**-0.5
             self.task = TaskHead(outputs=heads.outputs, deviation=deviation, **parts)

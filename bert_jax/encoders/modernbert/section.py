@@ -6,7 +6,7 @@ import pydantic
 
 from bert_jax.errors import SettingError
 from bert_jax.model.architecture import Activation, EncoderArchitecture
-from bert_jax.model.section import ArchitectureChanges, HeadsSection, ModelSection
+from bert_jax.model.section import ArchitectureChanges, ModelSection
 
 Pooling = Literal["cls", "mean"]
 
@@ -130,4 +130,3 @@ class ModernBertSection(ModelSection):
     architecture: ModernBertArchitectureChanges = ModernBertArchitectureChanges()
     """The whole architecture, or changes to `size`, such as the window and the positions. Layers,
     widths and heads must come from one source."""
-    heads: HeadsSection = HeadsSection(pooler=False, next_sentence=False)

@@ -4,29 +4,18 @@ from jaxtyping import Array, Float
 
 from bert_jax.encoders.roberta.section import RobertaArchitecture
 from bert_jax.model.dropout import dropout
-from bert_jax.model.heads import HEAD_GROUPS, Pooler
+from bert_jax.model.heads import Pooler
 from bert_jax.model.layers import subkey
-from bert_jax.model.post_norm import POST_NORM_GROUPS
 from bert_jax.model.post_norm_model import PostNormModel
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
 
 class Roberta(PostNormModel):
     """RoBERTa with the heads of a `HeadsSection` (arXiv 1907.11692).
 
-    Sequence classification has its own dense layer on ``<s>``. Only multiple choice reads the
-    pooler, as in Hugging Face's classes. There is no next-sentence head.
+    Sequence classification has its own dense layer on ``<s>``. Of the tasks, only multiple choice
+    reads the pooler, as in Hugging Face's classes.
     """
-
-    groups = ParameterGroups(
-        (
-            *POST_NORM_GROUPS,
-            ParameterGroup("pooler", "pooler", title="the pooler"),
-            ParameterGroup("classifier", "heads", title="the classifier's dense layer"),
-            *HEAD_GROUPS,
-        )
-    )
 
     def __init__(
         self, *, architecture: RobertaArchitecture, execution: Execution, heads: HeadsSection

@@ -7,7 +7,7 @@ import pydantic
 
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import Activation, PostNormArchitecture
-from bert_jax.model.section import ArchitectureChanges, HeadsSection, ModelSection
+from bert_jax.model.section import ArchitectureChanges, ModelSection
 
 
 class RobertaArchitecture(PostNormArchitecture):
@@ -66,7 +66,6 @@ class RobertaSection(ModelSection):
     """A released size. Layers × hidden size × heads × FFN: base 12 × 768 × 12 × 3,072, large 24 ×
     1,024 × 16 × 4,096."""
     architecture: RobertaArchitectureChanges = RobertaArchitectureChanges()
-    heads: HeadsSection = HeadsSection(next_sentence=False)
 
     def settings_of_tokenizer(self, padding_id: int) -> Mapping[str, object]:
         """Returns the position of padding, see `ModelSection`."""
