@@ -264,6 +264,8 @@ class HfFormat:
     """Paths of our tensors by a second name that a file may have for them."""
     ignored: Mapping[str, str]
     """Patterns of tensor names that are not parameters, with the reasons."""
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Starts of tensor names in other files of the encoder, with the starts that replace them."""
 
     def names(self, prefix: str, task: TaskName | None) -> Rules:
         """Returns the rules of all tensors. The `prefix` is the format's prefix or empty."""

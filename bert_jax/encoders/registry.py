@@ -16,6 +16,7 @@ import pydantic
 
 from bert_jax.encoders.albert.section import AlbertSection
 from bert_jax.encoders.bert.section import BertSection
+from bert_jax.encoders.deberta.section import DebertaSection
 from bert_jax.encoders.distilbert.section import DistilBertSection
 from bert_jax.encoders.electra.section import ElectraSection
 from bert_jax.encoders.modernbert.section import ModernBertSection
@@ -29,6 +30,7 @@ from bert_jax.validation import KIND, validate
 Registered: TypeAlias = (
     Annotated[BertSection, pydantic.Tag("bert")]
     | Annotated[AlbertSection, pydantic.Tag("albert")]
+    | Annotated[DebertaSection, pydantic.Tag("deberta")]
     | Annotated[DistilBertSection, pydantic.Tag("distilbert")]
     | Annotated[ElectraSection, pydantic.Tag("electra")]
     | Annotated[ModernBertSection, pydantic.Tag("modernbert")]

@@ -61,7 +61,8 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
     _check_labels(weights, found.format, heads, source)
     definition = tensor_conversion.definition_of(architecture, heads)
     placements = _placements(found.format, weights.prefix, definition, architecture, heads)
-    reasons = {name: tensor_conversion.reason_to_ignore(name, ignored) for name in weights.specs}
+    unread = weights.specs.keys() - {each.name for each in placements}
+    reasons = {name: tensor_conversion.reason_to_ignore(name, ignored) for name in sorted(unread)}
     return tensor_conversion.Pretrained(
         architecture,
         heads,

@@ -140,7 +140,7 @@ class HfWeights:
         for shard in shards:
             _refuse_pointer(shard)
             source = reader(shard)
-            self._found |= {_current_name(name): (source, name) for name in source.specs}
+            self._found |= {_current_name(name, format): (source, name) for name in source.specs}
         with_heads = any(name.startswith(format.prefix) for name in self._found)
         self.prefix = format.prefix if with_heads else ""
         self._resolve_tied(format)
@@ -169,8 +169,11 @@ class HfWeights:
                 )
 
 
-def _current_name(name: str) -> str:
+def _current_name(name: str, format: HfFormat) -> str:
     """Returns a tensor's current name. Early Hugging Face files use gamma and beta."""
+    for start, current in format.renamed.items():
+        if name.startswith(start):
+            return current + name.removeprefix(start)
     stem, _, last = name.rpartition(".")
     if not stem.endswith("LayerNorm"):
         return name

@@ -12,7 +12,7 @@ from bert_jax.errors import SettingError
 from bert_jax.section import Section
 
 Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
-PositionEmbedding = Literal["learned", "sinusoidal"]
+PositionEmbedding = Literal["learned", "sinusoidal", "none"]
 Sublayer = Literal["attention", "ffn"]
 """A part of a layer, with the LayerNorm that follows it in post-LayerNorm layers."""
 
@@ -34,6 +34,8 @@ class EncoderArchitecture(Section):
     """Tasks whose head reads the pooler. The next-sentence head always reads it."""
     attention_dropout_setting: ClassVar[str] = "attention_probs_dropout_prob"
     """The setting with the dropout rate of attention weights."""
+    relative_scores: ClassVar[bool] = False
+    """Whether attention scores have terms beside the product of query and key."""
     rotary_setting: ClassVar[str | None] = None
     """The setting that a phase's `rotary_theta` changes. None without rotary positions."""
 
@@ -132,7 +134,7 @@ class PostNormArchitecture(EncoderArchitecture):
     """Maximum length of a row. Each of its tokens has a position embedding."""
     position_embedding: PositionEmbedding = "learned"
     """`learned`: a table of parameters. `sinusoidal`: fixed sines and cosines (arXiv 1706.03762),
-    as in tensor2tensor."""
+    as in tensor2tensor. `none`: embeddings do not depend on positions."""
     type_vocab_size: int = pydantic.Field(default=2, ge=1, le=1 << 10)
     """Number of token types. With 1, both spans have the same type."""
     hidden_act: Activation = "gelu_tanh"

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,26 +44,25 @@ class SelfAttention(nnx.Module):
     def __call__(
         self,
         x_BLD: Float[Array, "batch length hidden"],
-        segment_ids: Int[Array, "batch length"],
+        seen: Any,
         *,
-        dropout: Array | DropoutWords | None,
+        dropout: Any,
         queries_BQ: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries hidden"]:
         """Returns the output projection without its bias, see `EncoderModel.hidden`.
 
-        `dropout` is from `dropout_of`, or None in evaluation.
+        `seen` is from `PostNormEncoder.seen`: here, the segments. `dropout` is from `dropout_of`,
+        or None in evaluation.
         """
         if self.core == "fused":
             assert not isinstance(dropout, jax.Array)
-            attended = self._fused(x_BLD, segment_ids, dropout, queries_BQ)
+            attended = self._fused(x_BLD, seen, dropout, queries_BQ)
         else:
             assert not isinstance(dropout, DropoutWords)
-            attended = self._plain(x_BLD, segment_ids, dropout, queries_BQ)
+            attended = self._plain(x_BLD, seen, dropout, queries_BQ)
         return self.output.without_bias(attended)
 
-    def dropout_of(
-        self, key: Array, segment_ids: Array, queries_BQ: Array | None
-    ) -> Array | DropoutWords | None:
+    def dropout_of(self, key: Array, segment_ids: Array, queries_BQ: Array | None) -> Any:
         """Returns what the core needs for dropout: the key, or the words of the fused kernel."""
         if self.dropout_rate == 0.0:
             return None
@@ -114,14 +114,14 @@ class SelfAttention(nnx.Module):
             for each, y_BLW in zip(self._maps, self._products(x_BLD, queries_BQ), strict=True)
         )
 
-    def scores(self, x_BLD: Array, segment_ids: Array) -> Scores:
+    def scores(self, x_BLD: Array, seen: Any) -> Scores:
         """Returns the scores before the softmax, computed in plain JAX."""
         maps = self.query, self.key
         q_BLHK, k_BLHK = (
             constrain(each.with_bias(y_BLW), "batch", "length", "heads", "head_dim")
             for each, y_BLW in zip(maps, self._together(maps, x_BLD), strict=True)
         )
-        return attention_scores(q_BLHK, k_BLHK, segment_ids, causal=self.causal)
+        return attention_scores(q_BLHK, k_BLHK, seen, causal=self.causal)
 
     def _products(self, x_BLD: Array, queries_BQ: Array | None) -> tuple[Array, Array, Array]:
         """Returns queries [B, Q, H · K], keys and values [B, L, H · K], without biases."""

@@ -38,7 +38,7 @@ def sinusoids(length: int, width: int) -> Float[Array, "length hidden"]:
 class Embeddings(nnx.Module):
     """Computes dropout(LayerNorm(word + position + type)) for token ids.
 
-    Sinusoidal positions have no parameters.
+    Sinusoidal positions have no parameters. An encoder may also have no positions, or no types.
 
     Source: google-research/bert `modeling.py`, `embedding_postprocessor`.
     """
@@ -50,10 +50,10 @@ class Embeddings(nnx.Module):
         pieces = dataclasses.replace(normal, rows=architecture.vocab_size)
         size = architecture.padded_vocab_size, width
         self.word = param(size, ("vocab", "embed"), pieces, read=execution.dtype)
-        self.sinusoidal = architecture.position_embedding == "sinusoidal"
-        self.first_position = 0 if self.sinusoidal else architecture.first_position
+        self.kind = architecture.position_embedding
+        self.first_position = architecture.first_position if self.kind == "learned" else 0
         self.positions = self.first_position + architecture.max_position_embeddings, width
-        if not self.sinusoidal:
+        if self.kind == "learned":
             self.position = param(self.positions, ("positions", "embed"), normal)
         self.types = architecture.type_vocab_size
         if self.types:
@@ -93,12 +93,13 @@ class Embeddings(nnx.Module):
             dropout_key: threefry key, or None in evaluation.
         """
         x_BLD = self.look_up(input_ids)[0] if words_BLD is None else words_BLD
-        positions = sinusoids(*self.positions) if self.sinusoidal else self.position[...]
-        if position_ids is None:
-            end = self.first_position + input_ids.shape[1]
-            x_BLD += positions[self.first_position : end][None]
-        else:
-            x_BLD += positions[self.first_position + position_ids]
+        if self.kind != "none":
+            positions = self.position[...] if self.kind == "learned" else sinusoids(*self.positions)
+            if position_ids is None:
+                end = self.first_position + input_ids.shape[1]
+                x_BLD += positions[self.first_position : end][None]
+            else:
+                x_BLD += positions[self.first_position + position_ids]
         if self.types == 1:  # every token has this type
             x_BLD += self.type[...][None]
         elif self.types > 1:
@@ -109,6 +110,10 @@ class Embeddings(nnx.Module):
             rows = one_hot.astype(types.dtype).reshape(-1, self.types)
             precision = precision_of(types.dtype)
             x_BLD += jnp.matmul(rows, types, precision=precision).reshape(x_BLD.shape)
+        return self.finished(x_BLD, dropout_key=dropout_key)
+
+    def finished(self, x_BLD: Array, *, dropout_key: Array | None) -> Array:
+        """Returns the input of the first layer, from the sum of the embeddings."""
         x_BLD = embedding_norm(x_BLD, norm=self.norm, training=dropout_key is not None)
         x_BLD = constrain(x_BLD, "batch", "length", "hidden")
         x_BLD = dropout(x_BLD, self.dropout_rate, dropout_key)

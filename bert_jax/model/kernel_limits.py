@@ -22,6 +22,8 @@ class Limit(NamedTuple):
 
 def cudnn_limit(architecture: EncoderArchitecture, execution: Execution) -> Limit | None:
     """Returns the limit of cuDNN's attention, or None if it can run."""
+    if architecture.relative_scores:
+        return Limit("scores that depend on distances", "other encoders")
     setting = architecture.attention_dropout_setting
     if rate := getattr(architecture, setting):
         return Limit(f"{setting}: {rate}", "0")

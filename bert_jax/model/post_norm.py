@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels import gelu_product
-from bert_jax.kernels.attention import DropoutWords
 from bert_jax.kernels.attention_tiles import longest_rows
 from bert_jax.kernels.pallas_call import PACKED
 from bert_jax.model.add_norm import add_norm
@@ -47,7 +46,7 @@ SUBLAYERS: Final[dict[str, Sublayer]] = {
 class LayerDropout(NamedTuple):
     """Dropout of a layer. An entry without dropout is None."""
 
-    core: Array | DropoutWords | None  # of `SelfAttention.dropout_of`
+    core: Any  # of `SelfAttention.dropout_of`
     attended: TileFactors | None  # of the output of attention
     fed: TileFactors | None  # of the output of the FFN
 
@@ -60,11 +59,13 @@ _Layers: TypeAlias = tuple[Any, LayerDropout | None]
 class PostNormLayer(nnx.Module):
     """Attention and FFN, each followed by dropout, residual sum and LayerNorm (post-LayerNorm)."""
 
+    attention_type: ClassVar[type[SelfAttention]] = SelfAttention
+
     def __init__(
         self, *, architecture: PostNormArchitecture, execution: Execution, causal: bool
     ) -> None:
         width, inner = architecture.hidden_size, architecture.intermediate_size
-        self.attention = SelfAttention(
+        self.attention = self.attention_type(
             architecture=architecture, execution=execution, causal=causal
         )
         self.attention_norm = LayerNorm(architecture=architecture, execution=execution)
@@ -79,7 +80,7 @@ class PostNormLayer(nnx.Module):
     def __call__(
         self,
         x_BLD: Float[Array, "batch length hidden"],
-        segment_ids: Int[Array, "batch length"],
+        seen: Any,
         *,
         dropout: LayerDropout | None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
@@ -87,10 +88,11 @@ class PostNormLayer(nnx.Module):
         """Returns the states at the positions `queries_BQ`, or all states if it is None.
 
         A query attends to the tokens of its segment, if causal only to itself and earlier ones.
-        `dropout` is from `dropout_of`, or None in evaluation.
+        `seen` is from `PostNormEncoder.seen`. `dropout` is from `dropout_of`, or None in
+        evaluation.
         """
         core, *factors = dropout or LayerDropout(None, None, None)
-        attended = self.attention(x_BLD, segment_ids, dropout=core, queries_BQ=queries_BQ)
+        attended = self.attention(x_BLD, seen, dropout=core, queries_BQ=queries_BQ)
         ended = functools.partial(add_norm, rate=self.dropout_rate)
         x_BQD = ended(
             x_BLD if queries_BQ is None else gather_positions(x_BLD, queries_BQ),
@@ -143,19 +145,26 @@ class PostNormEncoder(nnx.Module):
     Consecutive layers can share their parameters, see `EncoderArchitecture.sharing`.
     """
 
+    embeddings_type: ClassVar[type[Embeddings]] = Embeddings
+    layer_type: ClassVar[type[PostNormLayer]] = PostNormLayer
+
     def __init__(
         self, *, architecture: PostNormArchitecture, execution: Execution, causal: bool
     ) -> None:
         """Creates abstract parameters. For `causal`, see `HeadsSection`."""
-        self.embeddings = Embeddings(architecture=architecture, execution=execution)
+        self.embeddings = self.embeddings_type(architecture=architecture, execution=execution)
         self.depth = architecture.num_hidden_layers
-        layer = PostNormLayer(architecture=architecture, execution=execution, causal=causal)
+        layer = self.layer_type(architecture=architecture, execution=execution, causal=causal)
         self.sharing = architecture.sharing
         depths = {part: len(architecture.sharing_of(of)) for part, of in SUBLAYERS.items()}
         self.layers = stacked(layer, depth=depths)
         self.remat: Remat = execution.remat
         self.fused = "fused" in (execution.attention, execution.norm, execution.ffn)
         self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
+
+    def seen(self, segment_ids: Int[Array, "batch length"]) -> Any:
+        """Returns what the attention of every layer reads beside the states: the segments."""
+        return segment_ids
 
     def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
         """Returns the embeddings of tokens, and shares for the decoder, see `tied_embedding`."""
@@ -181,10 +190,11 @@ class PostNormEncoder(nnx.Module):
         """
         x_BLD = self._embedded(batch, words_BLD=words_BLD, dropout_key=subkey(dropout_key, 0))
         segment_ids = batch["segment_ids"]
+        seen = self.seen(segment_ids)
         params, keys = self._params(), self._dropout_keys(dropout_key)
         if queries_BQ is None:
             layers = params, self._dropout(keys, segment_ids)
-            return self._scan(x_BLD, segment_ids, layers)[0]
+            return self._scan(x_BLD, seen, layers)[0]
         wanted = queries_BQ.shape[1]
         if self.fused:
             # Pad once here: otherwise every kernel would pad its input and slice its output.
@@ -192,11 +202,11 @@ class PostNormEncoder(nnx.Module):
         first, sizes, last = without_last_layer(params, sharing=self.sharing)
         if self.depth > 1:
             layers = first, self._dropout(None if keys is None else keys[:-1], segment_ids)
-            x_BLD, _ = self._scan(x_BLD, segment_ids, layers, sharing=sizes)
+            x_BLD, _ = self._scan(x_BLD, seen, layers, sharing=sizes)
         dropout = None
         if keys is not None:
             dropout = self.layers.dropout_of(keys[-1], segment_ids, queries_BQ)
-        return self._layer(x_BLD, segment_ids, (last, dropout), queries_BQ)[:, :wanted]
+        return self._layer(x_BLD, seen, (last, dropout), queries_BQ)[:, :wanted]
 
     def every_layer(
         self,
@@ -212,7 +222,7 @@ class PostNormEncoder(nnx.Module):
         """
         x_BLD = self._embedded(batch, dropout_key=None)
         layers = self._params(), None
-        _, read_layers = self._scan(x_BLD, batch["segment_ids"], layers, read=read)
+        _, read_layers = self._scan(x_BLD, self.seen(batch["segment_ids"]), layers, read=read)
         return jnp.concatenate([read(x_BLD)[None], read_layers])
 
     def attention_maps(
@@ -220,11 +230,12 @@ class PostNormEncoder(nnx.Module):
     ) -> Float[Array, "layers batch heads length length"]:
         """Returns the attention probabilities, see `EncoderModel.attention_maps`."""
         entering_NBLD = self.every_layer(batch)[:-1]
+        seen = self.seen(batch["segment_ids"])
         attention_def, stacked = nnx.split(self.layers.attention)
 
         def layer(_: None, params_and_state: tuple[Any, Array]) -> tuple[None, Array]:
             params, x_BLD = params_and_state
-            found = nnx.merge(attention_def, params).scores(x_BLD, batch["segment_ids"])
+            found = nnx.merge(attention_def, params).scores(x_BLD, seen)
             return None, found.probabilities
 
         stack = stacked, entering_NBLD
@@ -263,7 +274,7 @@ class PostNormEncoder(nnx.Module):
     def _scan(
         self,
         x_BLD: Array,
-        segment_ids: Array,
+        seen: Any,
         layers: _Layers,
         *,
         read: Callable[[Array], Array | None] = lambda _: None,
@@ -272,7 +283,7 @@ class PostNormEncoder(nnx.Module):
         """Returns the output of the last layer, and `read` of each layer's output, stacked."""
 
         def layer(x: Array, of_layer: _Layers) -> tuple[Array, Array | None]:
-            x = self._layer(x, segment_ids, of_layer)
+            x = self._layer(x, seen, of_layer)
             return x, read(x)
 
         sizes, unroll = sharing or self.sharing, min(self.unroll, self.depth)
@@ -281,7 +292,7 @@ class PostNormEncoder(nnx.Module):
     def _layer(
         self,
         x_BLD: Array,
-        segment_ids: Array,
+        seen: Any,
         of_layer: _Layers,
         queries_BQ: Array | None = None,
     ) -> Array:
@@ -290,7 +301,7 @@ class PostNormEncoder(nnx.Module):
         def layer(x_BLD: Array, of_layer: _Layers) -> Array:
             params, dropout = of_layer
             module = nnx.merge(nnx.graphdef(self.layers), params)
-            return module(x_BLD, segment_ids, dropout=dropout, queries_BQ=queries_BQ)
+            return module(x_BLD, seen, dropout=dropout, queries_BQ=queries_BQ)
 
         return REMAT[self.remat](layer)(x_BLD, of_layer)
 

@@ -1,5 +1,7 @@
 """The model of the encoders that share BERT's post-LayerNorm layers."""
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -15,6 +17,7 @@ from bert_jax.parallel.parameter_groups import ParameterGroups
 class PostNormModel(EncoderModel):
     """The post-LayerNorm encoder with BERT's task heads."""
 
+    encoder_type: ClassVar[type[PostNormEncoder]] = PostNormEncoder
     groups = ParameterGroups((*POST_NORM_GROUPS, *HEAD_GROUPS))
     limit = staticmethod(post_norm_limit)
 
@@ -23,7 +26,7 @@ class PostNormModel(EncoderModel):
     ) -> None:
         super().__init__(architecture=architecture, execution=execution, heads=heads)
         parts = {"architecture": architecture, "execution": execution}
-        self.encoder = PostNormEncoder(**parts, causal=heads.causal)
+        self.encoder = self.encoder_type(**parts, causal=heads.causal)
         if heads.task is not None:
             self.task = TaskHead(outputs=heads.outputs, **parts)
             own = heads.task_dropout

@@ -43,6 +43,11 @@ def row_keys(key: Array, rows: int) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(_threefry(jax.random.key_data(key)), numbers)
 
 
+def batch_key(key: Array) -> Array:
+    """Returns the threefry key of the whole batch, for an array without rows of the batch."""
+    return _threefry(jax.random.key_data(key))
+
+
 def fold_in(key: Array, index: Any) -> Array:
     """Returns ``jax.random.fold_in(key, index)``, computed for several indices at once.
 

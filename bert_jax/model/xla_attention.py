@@ -26,6 +26,16 @@ _MOST_PARTS: Final = 8
 _LEAST_SCORES: Final = 2**17
 
 
+class ScoreTerms(NamedTuple):
+    """Terms beside q·kᵀ in the scores."""
+
+    add_up: Callable[[Array, Array, Array | None], Array]
+    """Function of q [B, H, Q, K], k [B, H, L, K] and `queries_BQ`. It returns the sum of the terms,
+    float32 [B, H, Q, L], before the scale."""
+    number: int
+    """Number of terms, q·kᵀ included. The scores are divided by √(K · number)."""
+
+
 def xla_attention(
     q_BQHK: Float[Array, "batch queries heads head_dim"],
     k_BLHK: Float[Array, "batch length heads head_dim"],
@@ -37,6 +47,7 @@ def xla_attention(
     window: int | None = None,
     causal: bool = False,
     queries_BQ: Int[Array, "batch queries"] | None = None,
+    terms: ScoreTerms | None = None,
 ) -> Float[Array, "batch queries heads head_dim"]:
     """Returns softmax(q·kᵀ/√K)·v with dropout of the probabilities.
 
@@ -46,7 +57,8 @@ def xla_attention(
     `segment_ids` are 1, 2, … for the packed examples of a row, and 0 for padding. `queries_BQ` are
     the positions of the queries; if None, every token is a query. `dropout_key` is None in
     evaluation. With a `window`, which needs every query, a query sees only keys at most
-    ``window / 2`` tokens away. If `causal`, a query sees no later key.
+    ``window / 2`` tokens away. If `causal`, a query sees no later key. `terms` are added to the
+    scores.
     """
     batch, length, heads, _ = k_BLHK.shape
     factors = None
@@ -54,9 +66,9 @@ def xla_attention(
         tiles = batch, heads, q_BQHK.shape[1], length
         lines = None if queries_BQ is None else queries_BQ[:, None]
         factors = tile_factors(tiles, dropout_key, dropout_rate, lines=lines)
-    core = functools.partial(_attended, rate=dropout_rate, window=window)
+    core = functools.partial(_attended, rate=dropout_rate, window=window, terms=terms)
     tokens = _tokens(segment_ids, causal=causal, queries_BQ=queries_BQ)
-    arrays = (q_BQHK, k_BLHK, v_BLHK, tokens, factors)
+    arrays = (q_BQHK, k_BLHK, v_BLHK, tokens, factors, queries_BQ)
     return in_parts(core, arrays, scores=batch * heads * q_BQHK.shape[1] * length)
 
 
@@ -105,14 +117,20 @@ def _attended(
     v_BLHK: Array,
     tokens: _Tokens,
     factors: TileFactors | None,
+    queries_BQ: Array | None,
     *,
     rate: float,
     window: int | None,
+    terms: ScoreTerms | None,
 ) -> Array:
     # With heads first, each head is a product of contiguous matrices, which is faster on CPUs. On
     # TPUs it makes no difference.
     q, k, v = (each.swapaxes(1, 2) for each in (q_BQHK, k_BLHK, v_BLHK))
-    out: Array = _attend(q, k, v, tokens, factors, 0.0 if factors is None else rate, window)
+    sums, number = None, 1
+    if terms is not None:
+        sums, number = terms.add_up(q, k, queries_BQ), terms.number
+    rate = 0.0 if factors is None else rate
+    out: Array = _attend(q, k, v, sums, tokens, factors, rate, window, number)
     return out.swapaxes(1, 2)
 
 
@@ -133,10 +151,16 @@ def in_parts(core: Callable[..., Array], arrays: Any, *, scores: Any) -> Array:
     return jnp.concatenate([core(*jax.tree.unflatten(structure, part)) for part in each_part])
 
 
-def masked_scores(q_BHQK: Array, k_BHLK: Array, visible: Array) -> Array:
-    """Returns q·kᵀ/√K, float32 [B, H, Q, L], with `MASKED` for invisible keys."""
+def masked_scores(
+    q_BHQK: Array, k_BHLK: Array, visible: Array, sums: Array | None = None, number: int = 1
+) -> Array:
+    """Returns q·kᵀ/√K, float32 [B, H, Q, L], with `MASKED` for invisible keys.
+
+    For `sums` of terms and their `number`, see `ScoreTerms`.
+    """
     scores_BHQL = _product("bhqk,bhlk->bhql", q_BHQK, k_BHLK, preferred_element_type=jnp.float32)
-    return jnp.where(visible, scores_BHQL * _scale(q_BHQK), MASKED)
+    scores_BHQL = scores_BHQL if sums is None else scores_BHQL + sums
+    return jnp.where(visible, scores_BHQL * _scale(q_BHQK, number), MASKED)
 
 
 class Scores(NamedTuple):
@@ -159,62 +183,71 @@ def attention_scores(
     *,
     causal: bool,
     window: int | None = None,
+    terms: ScoreTerms | None = None,
 ) -> Scores:
     """Returns the scores of all queries.
 
     With a `window`, a query sees only keys at most ``window / 2`` tokens away. If `causal`, it sees
-    no later key.
+    no later key. `terms` are added to the scores.
     """
     visible = visible_keys(segment_ids, window=window, causal=causal)
     visible &= (segment_ids > 0)[:, None, None, :]
-    return Scores(masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible), visible)
+    q, k = q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2)
+    if terms is None:
+        return Scores(masked_scores(q, k, visible), visible)
+    sums = terms.add_up(q, k, None)
+    return Scores(masked_scores(q, k, visible, sums, terms.number), visible)
 
 
 def _product(axes: str, a: Array, b: Array, **options: Any) -> Array:
     return jnp.einsum(axes, a, b, precision=precision_of(a.dtype), **options)
 
 
-def _scale(q_BHQK: Array) -> float:
-    return q_BHQK.shape[-1] ** -0.5
+def _scale(q_BHQK: Array, number: int) -> float:
+    return (q_BHQK.shape[-1] * number) ** -0.5
 
 
 def _forward(
     q: Array,
     k: Array,
     v: Array,
+    sums: Array | None,
     tokens: _Tokens,
     factors: TileFactors | None,
     rate: float,
     window: int | None,
-) -> tuple[Array, tuple[Array, ...]]:
-    weights = jax.nn.softmax(masked_scores(q, k, tokens.visible(window)), axis=-1)
+    number: int,
+) -> tuple[Array, tuple[Any, ...]]:
+    scores = masked_scores(q, k, tokens.visible(window), sums, number)
+    weights = jax.nn.softmax(scores, axis=-1)
     if factors is not None:
         weights = jnp.where(kept_elements(factors), weights * (1 / (1 - rate)), -weights)
     signed = weights.astype(v.dtype)
     out = _product("bhql,bhlk->bhqk", jnp.maximum(signed, 0), v)
-    return out, (q, k, v, signed, out)
+    return out, (q, k, v, signed, out, None if sums is None else ())
 
 
 def _backward(
-    rate: float, window: int | None, saved: tuple[Array, ...], gradient: Array
-) -> tuple[Array, Array, Array, None, None]:
+    rate: float, window: int | None, number: int, saved: tuple[Any, ...], gradient: Array
+) -> tuple[Array | None, ...]:
     del window
-    q, k, v, signed, out = saved
+    q, k, v, signed, out, adds = saved
     # Σ weight · gradient for each query and head, a term of the softmax gradient.
     taken_off = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
     kept = jnp.maximum(signed, 0)
     slopes = _product("bhqk,bhlk->bhql", gradient, v, preferred_element_type=jnp.float32)
     weights = jnp.maximum(signed.astype(jnp.float32) * (1 - rate), -signed)
     slopes = kept * slopes - weights * taken_off[..., None]
-    slopes = (slopes * _scale(q)).astype(v.dtype)
+    slopes = (slopes * _scale(q, number)).astype(v.dtype)
     return (
         _product("bhql,bhlk->bhqk", slopes, centred_keys(k)),
         _product("bhql,bhqk->bhlk", slopes, q),
         _product("bhql,bhqk->bhlk", kept, gradient),
+        None if adds is None else slopes.astype(jnp.float32),
         None,
         None,
     )
 
 
-_attend = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(5, 6))
+_attend = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(6, 7, 8))
 _attend.defvjp(_forward, _backward)

@@ -45,7 +45,7 @@ class _Family(NamedTuple):
     pieces: SpecialPieces
     separators: int
     parts: Callable[[Mapping[str, Any], Spec], Spec]
-    slow: bool = True  # whether we read its older files, too: vocab.txt or spiece.model
+    slow: bool = True  # whether we read its older files, too: vocab.txt, spiece.model or spm.model
 
 
 def with_defaults(settings: Mapping[str, Any], stem: str | None) -> dict[str, Any]:
@@ -215,6 +215,29 @@ def _albert(settings: Mapping[str, Any], spec: Spec) -> Spec:
     return parts | {"normalizer": _sequence("normalizers", *steps)}
 
 
+def deberta_parts(settings: Mapping[str, Any], spec: Spec) -> Spec:
+    """Returns the parts that `DebertaV2Tokenizer` builds, for settings with its defaults."""
+    prefix = "first" if settings.get("add_prefix_space") is False else "always"
+    marks = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": prefix, "split": True}
+    split = {"type": "Punctuation", "behavior": "Isolated"}
+    spaces = {"type": "Replace", "pattern": {"Regex": r"\s{2,}|[\n\r\t]"}, "content": " "}
+    end = {"type": "Strip", "strip_left": False, "strip_right": True}
+    lower = [{"type": "Lowercase"}] if settings.get("do_lower_case") is True else []
+    unknown = [content_of(settings["unk_token"], "unk_token"), 0.0]
+    pieces = [list(each) for each in spec["model"]["vocab"]]
+    return {
+        "normalizer": _sequence("normalizers", *lower, spaces, {"type": "NFC"}, end),
+        "pre_tokenizer": _sequence(
+            "pretokenizers", *([split] if settings.get("split_by_punct") is True else []), marks
+        ),
+        "model": {
+            "type": "Unigram",
+            "unk_id": pieces.index(unknown) if unknown in pieces else spec["model"]["unk_id"],
+            "vocab": pieces,
+        },
+    }
+
+
 def _tables(spec: Spec) -> Iterator[Mapping[str, Any]]:
     """Yields SentencePiece's normalisation of a file, if it has one."""
     for part in parts_of(spec["normalizer"], "normalizers"):
@@ -236,5 +259,6 @@ FAMILIES: Final[dict[str, _Family]] = {
     "XLMRoberta": _Family("Unigram", _ROBERTA_PIECES, 2, _unigram),
     "Camembert": _Family("Unigram", _ROBERTA_PIECES, 2, _camembert),
     "Albert": _Family("Unigram", _ALBERT_PIECES, 1, _albert),
+    "DebertaV2": _Family("Unigram", SPECIAL_PIECES, 1, deberta_parts),
 }
 """The pipeline of each class, by its name without ``Tokenizer`` and ``Fast``."""

@@ -35,10 +35,11 @@ _OF_TYPE: Final = {
     **dict.fromkeys(("gte", "jina_embeddings_v3", "xlm-roberta", "xmod"), "XLMRoberta"),
     **dict.fromkeys(("albert", "yoso"), "Albert"),
     "camembert": "Camembert",
+    "deberta-v2": "DebertaV2",
     "dpr": "DPRQuestionEncoder",
     # Classes that we do not implement.
     **{"bert-generation": "BertGeneration", "bert-japanese": "BertJapanese"},
-    **{"bertweet": "Bertweet", "deberta": "Deberta", "deberta-v2": "DebertaV2"},
+    **{"bertweet": "Bertweet", "deberta": "Deberta"},
     **{"flaubert": "Flaubert", "funnel": "Funnel", "herbert": "Herbert", "mpnet": "MPNet"},
     **{"phobert": "Phobert", "rembert": "RemBert", "roc_bert": "RoCBert"},
     **{"splinter": "Splinter", "xlm": "XLM"},
@@ -95,7 +96,7 @@ def stem_of(settings: Mapping[str, Any]) -> str | None:
 def check_settings(settings: Mapping[str, Any], root: epath.Path, *, pipeline: bool) -> None:
     """Raises UserError if a setting or the class changes ids in a way that we do not implement.
 
-    `pipeline` is whether the directory has a ``tokenizer.json``, or RoBERTa's two files.
+    `pipeline` is whether the directory has a ``tokenizer.json``, or files that stand for one.
     """
     stem, code = stem_of(settings), settings.get(_CODE)
     if stem is None and (isinstance(code, list) or (isinstance(code, dict) and _AUTO in code)):

@@ -21,6 +21,7 @@ from bert_jax.text.special_rows import (
     find_separators,
     rows_of,
 )
+from bert_jax.text.spm_file import SPM_FILE, read_spm_file
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.vocabulary import PAD, find_special, read_vocabulary
 from bert_jax.text.wordpiece import MAX_WORD_CHARACTERS, VOCAB_FILE
@@ -35,6 +36,8 @@ _FILE_OF_TYPE = {
     "sentencepiece": MODEL_FILE,
     "tokenizers": PIPELINE_FILE,
 }
+# A pipeline, and files from which Hugging Face makes one.
+_PIPELINES: Final = (PIPELINE_FILE, MERGES_FILE, SPM_FILE)
 _FAIRSEQ_FILE = "bpe.codes"
 # Vocabularies of XLM-R, CamemBERT, T5 and others. Their tokenizers change the ids of the model.
 _FOREIGN = ("sentencepiece.bpe.model", "sentencepiece.model", "tokenizer.model")
@@ -44,9 +47,10 @@ def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None)
     """Opens a directory of ``Tokenizer.save``, or of a Hugging Face tokenizer.
 
     The directory, local or ``gs://``, has ``vocab.txt`` or ``spiece.model``, and a
-    ``tokenizer_config.json`` with ``do_lower_case``. Or it has ``tokenizer.json``, or RoBERTa's
-    ``vocab.json`` and ``merges.txt``. A ``tokenizer.json`` determines the ids. Our own WordPiece
-    runs a pipeline only if it implements each of its parts; the tokenizers library runs the others.
+    ``tokenizer_config.json`` with ``do_lower_case``. Or it has ``tokenizer.json``, RoBERTa's
+    ``vocab.json`` and ``merges.txt``, or DeBERTa's ``spm.model``. A ``tokenizer.json`` determines
+    the ids. Our own WordPiece runs a pipeline only if it implements each of its parts; the
+    tokenizers library runs the others.
 
     Args:
         directory: the directory.
@@ -66,8 +70,8 @@ def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None)
             place=root,
         )
     path = root / CONFIG_FILE
-    has_pipeline = any((root / name).exists() for name in (PIPELINE_FILE, MERGES_FILE))
-    if not any((root / name).exists() for name in (*_FILE_OF_TYPE.values(), MERGES_FILE)):
+    has_pipeline = any((root / name).exists() for name in _PIPELINES)
+    if not any((root / name).exists() for name in (*_FILE_OF_TYPE.values(), *_PIPELINES)):
         _refuse_foreign(root)
     if not has_pipeline:
         _refuse_fairseq(root)
@@ -99,8 +103,11 @@ def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None)
 
 
 def _load_pipeline(root: epath.Path, settings: dict[str, Any]) -> Tokenizer:
-    """Opens ``tokenizer.json``, or RoBERTa's two files."""
+    """Opens ``tokenizer.json``, RoBERTa's two files, or DeBERTa's ``spm.model``."""
     path = root / PIPELINE_FILE
+    if not path.exists() and (root / SPM_FILE).exists():
+        spec = pipeline_file.check_spec(read_spm_file(root / SPM_FILE, settings), str(root))
+        return _choose(spec, settings, root, source=str(root))
     if not path.exists():
         spec = pipeline_file.check_spec(read_roberta_files(root, settings), str(root))
         return _choose(spec, settings, root, source=str(root))
@@ -269,7 +276,7 @@ def _kind(settings: dict[str, Any], root: epath.Path) -> str:
     A ``tokenizer.json`` determines the ids, since transformers reads it first. Only beside our own
     ``spiece.model`` is it a copy.
     """
-    has_pipeline = (root / PIPELINE_FILE).exists() or (root / MERGES_FILE).exists()
+    has_pipeline = any((root / name).exists() for name in _PIPELINES)
     if "type" in settings:
         kind = str(settings["type"])
         if kind not in _FILE_OF_TYPE:

@@ -42,7 +42,7 @@ class SentencePieceTokenizer(Tokenizer):
         """
         self.model = model
         self.drops_accents = lower_case if strip_accents is None else strip_accents
-        self._model = _open_model(model, source)
+        self._model = open_model(model, source)
         super().__init__(
             [self._model.id_to_piece(i) for i in range(self._model.vocab_size())],
             lower_case=lower_case,
@@ -123,7 +123,8 @@ def prepare(text: str, *, lower_case: bool, strip_accents: bool) -> str:
     return folded if folded.isascii() else _SURROGATE.sub(" ", folded)
 
 
-def _open_model(model: bytes, source: str) -> sentencepiece.SentencePieceProcessor:
+def open_model(model: bytes, source: str) -> sentencepiece.SentencePieceProcessor:
+    """Opens a serialised model. Raises UserError if the bytes are no model."""
     processor = sentencepiece.SentencePieceProcessor()
     try:
         if not model:

@@ -17,6 +17,7 @@ from flax.traverse_util import unflatten_dict
 from transformers import (
     AlbertConfig,
     BertConfig,
+    DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     ModernBertConfig,
@@ -44,6 +45,17 @@ from bert_jax.verbs.import_checkpoint import import_checkpoint
 Model = TypeVar("Model", bound=PreTrainedModel)
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
+# Settings of the released DeBERTaV3, whose rows are longer than the exact half of its buckets.
+DEBERTA_V3: dict[str, Any] = {
+    "relative_attention": True,
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "max_relative_positions": -1,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -130,6 +142,8 @@ def small_config(kind: str, **changes: Any) -> PreTrainedConfig:
     own = getattr(transformers, kind).config_class
     if issubclass(own, ModernBertConfig):
         return modernbert_config(**changes)
+    if issubclass(own, DebertaV2Config):
+        return hf_config(own, **{**DEBERTA_V3, **changes})
     if issubclass(own, ElectraConfig | AlbertConfig):
         return hf_config(own, **{"embedding_size": 24, **changes})
     if issubclass(own, DistilBertConfig):

@@ -1,0 +1,126 @@
+"""DeBERTa's self-attention: projections of tokens and of relative positions."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from bert_jax.encoders.deberta.relative_attention import (
+    RelativeTable,
+    relative_attention,
+    relative_terms,
+)
+from bert_jax.encoders.deberta.section import DebertaArchitecture
+from bert_jax.kernels.precision import precision_of
+from bert_jax.model.attention import SelfAttention
+from bert_jax.model.dropout import TileFactors, drop, tile_factors
+from bert_jax.model.layers import Dense, placed
+from bert_jax.model.row_key import batch_key, fold_in
+from bert_jax.model.section import Execution
+from bert_jax.model.xla_attention import Scores, attention_scores
+from bert_jax.parallel.sharding_rules import constrain
+
+
+class Seen(NamedTuple):
+    """What the attention of every layer reads beside the states."""
+
+    segment_ids: Int[Array, "batch length"]
+    table_RD: Float[Array, "rows hidden"]  # relative positions
+
+
+class DisentangledDropout(NamedTuple):
+    """Dropout of attention. An entry without dropout is None."""
+
+    weights: Any  # of `SelfAttention.dropout_of`
+    table: TileFactors | None  # of the table of relative positions
+
+
+class DisentangledAttention(SelfAttention):
+    """Self-attention whose scores depend on the distance of two tokens (arXiv 2006.03654)."""
+
+    def __init__(
+        self, *, architecture: DebertaArchitecture, execution: Execution, causal: bool
+    ) -> None:
+        parts: Any = {"architecture": architecture, "execution": execution}
+        super().__init__(**parts, causal=causal)
+        if not architecture.share_att_key:
+            width, heads = architecture.hidden_size, architecture.num_attention_heads
+            shape, axes = (width, heads, architecture.head_dim), ("embed", "heads", "head_dim")
+            if "c2p" in architecture.pos_att_type:
+                self.position_key = Dense(shape, axes, outputs=2, **parts)
+            if "p2c" in architecture.pos_att_type:
+                self.position_query = Dense(shape, axes, outputs=2, **parts)
+        self.architecture = architecture
+
+    def __call__(
+        self,
+        x_BLD: Float[Array, "batch length hidden"],
+        seen: Seen,
+        *,
+        dropout: DisentangledDropout | None,
+        queries_BQ: Int[Array, "batch queries"] | None = None,
+    ) -> Float[Array, "batch queries hidden"]:
+        """Returns the output projection without its bias, see `SelfAttention`."""
+        dropout = dropout or DisentangledDropout(None, None)
+        table = self._table(seen.table_RD, dropout.table)
+        core = functools.partial(
+            relative_attention,
+            rows=self.architecture.relative_rows,
+            dropout_rate=self.dropout_rate,
+            causal=self.causal,
+        )
+        if self.remat_core:
+            # The scores, L² elements per head, are cheap to recompute.
+            core = jax.checkpoint(core)
+        q_BQHK, k_BLHK, v_BLHK = self.projected(x_BLD, queries_BQ)
+        attended = core(
+            *(q_BQHK, k_BLHK, v_BLHK, seen.segment_ids, table),
+            dropout_key=dropout.weights,
+            queries_BQ=queries_BQ,
+        )
+        return self.output.without_bias(attended)
+
+    def dropout_of(
+        self, key: Array, segment_ids: Array, queries_BQ: Array | None
+    ) -> DisentangledDropout:
+        """Returns the dropout of attention weights, see `SelfAttention`, and of the table."""
+        weights = super().dropout_of(fold_in(key, 0), segment_ids, queries_BQ)
+        rate, of_table = self.architecture.hidden_dropout_prob, None
+        if rate > 0.0:
+            shape = 2 * self.architecture.span, self.architecture.hidden_size
+            of_table = tile_factors(shape, batch_key(fold_in(key, 1)), rate)
+        return DisentangledDropout(weights, of_table)
+
+    def scores(self, x_BLD: Array, seen: Seen) -> Scores:
+        """Returns the scores before the softmax, computed in plain JAX."""
+        q_BLHK, k_BLHK, _ = self.projected(x_BLD)
+        terms = relative_terms(self._table(seen.table_RD, None), self.architecture.relative_rows)
+        return attention_scores(q_BLHK, k_BLHK, seen.segment_ids, causal=self.causal, terms=terms)
+
+    def _table(self, table_RD: Array, factors: TileFactors | None) -> RelativeTable:
+        """Returns the keys and queries of relative positions."""
+        table_RD = drop(table_RD, factors, self.architecture.hidden_dropout_prob)
+        shared, terms = self.architecture.share_att_key, self.architecture.pos_att_type
+        keys = queries = None
+        if "c2p" in terms:
+            keys = _projected(table_RD, self.key if shared else self.position_key)
+        if "p2c" in terms:
+            queries = _projected(table_RD, self.query if shared else self.position_query)
+        return RelativeTable(keys, queries)
+
+
+def _projected(table_RD: Array, dense: Dense) -> Array:
+    """Returns a projection of the table, [R, H, K].
+
+    `Dense` would split the rows over the devices that share a batch. Every device needs all rows.
+    """
+    kernel = placed(dense.kernel[...], table_RD.dtype, dense.use.axes)
+    y_RW = jnp.matmul(
+        table_RD,
+        kernel,
+        precision=precision_of(table_RD.dtype),
+        preferred_element_type=kernel.dtype,
+    )
+    return constrain(dense.with_bias(y_RW), "rest", "heads", "head_dim")
