@@ -16,12 +16,12 @@ from bert_jax.report.charts import Chart, histogram
 from bert_jax.report.rendering import SHOWN, Cell, Share, flat, render_page
 from bert_jax.version import __version__
 
-REPORT: Final = "report.html"
+REPORT: Final = "_report.html"
 _SLOWEST: Final = 10
 
 
 def write_report(job: Job, result: ScoreResult, *, speed: str | None) -> None:
-    """Writes ``report.html`` to the output directory.
+    """Writes ``_report.html`` to the output directory.
 
     `speed` describes the work of this command, if it had any. Raises UserError if the page cannot
     be written.

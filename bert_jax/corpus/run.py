@@ -19,7 +19,7 @@ from bert_jax.narration import doing
 from bert_jax.train.metrics_writer import GOODPUT, Writer
 from bert_jax.train.progress_display import warn_aloud
 
-MANIFEST: Final = "manifest.json"
+MANIFEST: Final = "_manifest.json"
 _TOTALS: Final = ("read", "written", "dropped", "skipped", "cut", "tokens")
 
 

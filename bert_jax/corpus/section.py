@@ -28,7 +28,7 @@ class ScoreSection(Section):
     and .txt also packed (.gz, .zst, .bz2, .xz). Local, in a bucket or ``hf://``. Or directories of
     `bert-jax examples`."""
     output: PathText
-    """Directory of the results: a file for each part of the input, and ``manifest.json``."""
+    """Directory of the results: a file for each part of the input, and ``_manifest.json``."""
     result: ResultKind = "auto"
     """`head`: the output of the task head. `vector`: a vector per text. `auto`: the head, if the
     model has one."""

@@ -103,7 +103,7 @@ def rows_of(output: Path) -> dict[str, dict[str, Any]]:
 
 
 def results(
-    output: Path, *, without: Sequence[str] = ("_parts", "report.html")
+    output: Path, *, without: Sequence[str] = ("_parts", "_report.html")
 ) -> dict[str, bytes]:
     """Returns the files of an output directory that must be equal on every engine."""
     return {

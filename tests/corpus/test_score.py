@@ -109,7 +109,7 @@ def test_equal_bytes_on_every_engine(corpus: Path, tmp_path: Path) -> None:
             text, _ = process.communicate(timeout=600)
             assert process.returncode == 0, (way, text.decode())
         found[way] = results(output)
-    manifest = json.loads(found["one"]["manifest.json"])
+    manifest = json.loads(found["one"]["_manifest.json"])
     total = manifest["total"]
     assert total["read"] == 360
     assert total["written"] + total["dropped"] == 360
@@ -170,7 +170,7 @@ def test_damaged_files_and_rows(tmp_path: Path) -> None:
     line = refused("score", path)
     says(line, key="parquet.unreadable", place=damaged)
     assert not (tmp_path / "out" / "p1.parquet").exists()
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not (tmp_path / "out" / "_manifest.json").exists()
     damaged.unlink()
     line = refused("score", path)
     says(line, key="score.row", line=2, setting="score.on_error=skip")
@@ -179,7 +179,7 @@ def test_damaged_files_and_rows(tmp_path: Path) -> None:
     shown = ok("score", path, "score.on_error=skip", f"score.output={output}")
     assert "4 skipped" in shown
     assert str(damaged) in shown
-    manifest = json.loads((output / "manifest.json").read_text())
+    manifest = json.loads((output / "_manifest.json").read_text())
     assert manifest["total"] == {
         **manifest["total"],
         "read": 32,
@@ -191,6 +191,7 @@ def test_damaged_files_and_rows(tmp_path: Path) -> None:
     offsets = [0, sum(len(each) + 1 for each in lines[:5])]
     rows = pq.read_table(output / "p2.parquet").to_pylist()
     assert [row["id"] for row in rows] == [f"p2.jsonl:{offset}" for offset in offsets]
+    assert len(pq.read_table(output)) == 32  # readers of a directory see parts alone
 
 
 def test_mistakes_are_one_line(corpus: Path, tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_a_bucket_that_is_away(corpus: Path, tmp_path: Path, cloud: Cloud) -> No
     text, _ = process.communicate(timeout=400)
     assert process.returncode == 0, text.decode()
     for name, content in here.items():
-        if name != "manifest.json":  # has the paths of the inputs
+        if name != "_manifest.json":  # has the paths of the inputs
             assert (bucket / "out" / name).read_bytes() == content, name
 
 
@@ -330,7 +331,7 @@ def test_a_dataset_of_a_hub(corpus: Path, tmp_path: Path, monkeypatch: pytest.Mo
         line = refused("score", path, "score.input=hf://datasets/someone/crawls", output)
         says(line, key="hub.not_found", place="someone/crawls")
     here, there = results(tmp_path / "out"), results(tmp_path / "hub")
-    assert {**here, "manifest.json": b""} == {**there, "manifest.json": b""}
+    assert {**here, "_manifest.json": b""} == {**there, "_manifest.json": b""}
 
 
 def test_submit_starts_independent_hosts(corpus: Path, tmp_path: Path) -> None:

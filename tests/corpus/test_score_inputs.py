@@ -236,7 +236,7 @@ def test_results_of_a_changed_corpus(tmp_path: Path) -> None:
     lines(corpus / "job.jsonl", {"text": second})  # of equal size
     ok("score", path)
     assert second in {row["text"] for row in rows_of(out).values()}
-    assert json.loads((out / "manifest.json").read_text())["total"]["read"] == 21
+    assert json.loads((out / "_manifest.json").read_text())["total"]["read"] == 21
     lines(corpus / "job.jsonl", {"text": first})
     ok("score", path)
     kept = (out / "job.parquet").read_bytes()

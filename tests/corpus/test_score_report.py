@@ -28,8 +28,8 @@ def write_lines(path: Path, lines: list[str | None]) -> None:
 def page(directory: Path, **score: Any) -> Document:
     """Scores `directory`/in in this process, and returns the page."""
     path = config(directory, directory / "in", workers=1, **score)
-    assert f"report: {directory / 'out' / 'report.html'}" in ok("score", path).splitlines()
-    return read((directory / "out" / "report.html").read_text(encoding="utf-8"))
+    assert f"report: {directory / 'out' / '_report.html'}" in ok("score", path).splitlines()
+    return read((directory / "out" / "_report.html").read_text(encoding="utf-8"))
 
 
 def layers(document: Document) -> list[Any]:
