@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -15,13 +15,14 @@ from bert_jax.interop import hf_config, tensor_conversion
 from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
 from bert_jax.interop.hf_weights import HfWeights
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
-from bert_jax.interop.sources import ADAPTER
+from bert_jax.interop.sources import ADAPTER, GENERATOR_CONFIG
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.model.section import PRETRAINED_HEADS, HeadsSection
+from bert_jax.model.section import PRETRAINED_HEADS, SIZES, HeadsSection
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.train.state import ModelDefinition
 
 CONFIG: Final = "config.json"
+_GENERATOR_WEIGHTS: Final = "pytorch_model.generator.bin"
 
 
 def is_hf(directory: Path) -> bool:
@@ -59,18 +60,19 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
     heads = _heads_found(weights, found, source)
     _check_tied(weights, found, heads, source)
     _check_labels(weights, found.format, heads, source)
-    definition = tensor_conversion.definition_of(architecture, heads)
-    placements = _placements(found.format, weights.prefix, definition, architecture, heads)
-    unread = weights.specs.keys() - {each.name for each in placements}
-    reasons = {name: tensor_conversion.reason_to_ignore(name, ignored) for name in sorted(unread)}
+    params, names = _read_params(weights, found, heads)
+    unread = sorted(weights.specs.keys() - names)
+    reasons = {name: tensor_conversion.reason_to_ignore(name, ignored) for name in unread}
+    generator = read_generator(directory, architecture)
     return tensor_conversion.Pretrained(
         architecture,
         heads,
-        tensor_conversion.read_params(weights, placements, definition.params, ignored=ignored),
+        params,
         tokenizer,
-        files=(source, *weights.files),
+        files=(source, *weights.files, *generator.files),
         ignored={name: reason for name, reason in reasons.items() if reason is not None},
-        notes=_notes(found, heads),
+        notes=(*_notes(found, heads), *generator.notes),
+        generator=generator.params,
         model_type=found.config.model_type,
     )
 
@@ -114,6 +116,52 @@ def write_hf(
         token_types=getattr(architecture, "type_vocab_size", 1) > 1,
     )
     return name
+
+
+class Generator(NamedTuple):
+    """The generator beside a model, or no files and parameters."""
+
+    params: tensor_conversion.Params | None = None
+    files: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_generator(directory: Path, model: EncoderArchitecture) -> Generator:
+    """Reads the generator of pretraining, with its MLM head, if a directory has its files.
+
+    Raises UserError like `read_hf`, or if the generator differs from the model in more than sizes.
+    """
+    source = directory / GENERATOR_CONFIG
+    if not source.exists() or not (directory / _GENERATOR_WEIGHTS).exists():
+        return Generator()
+    found = hf_config.read_config(source)
+    architecture = found.architecture
+    sizes = {name: getattr(architecture, name) for name in SIZES}
+    if model.with_changes(sizes) != architecture:
+        raise UserError(
+            "import.generator",
+            f"found a generator that differs from the model of {CONFIG} in more than "
+            f"{commas(SIZES)}. Remove the file to import the model alone.",
+            place=source,
+        )
+    weights = HfWeights(directory, found.format, file=_GENERATOR_WEIGHTS)
+    params, _ = _read_params(weights, found, HeadsSection(pooler=False, next_sentence=False))
+    layers, width = architecture.num_hidden_layers, architecture.hidden_size
+    note = f"with the generator of its pretraining ({layers} layers, hidden size {width})"
+    return Generator(params, (source, *weights.files), (note,))
+
+
+def _read_params(
+    weights: HfWeights, found: hf_config.HfModelConfig, heads: HeadsSection
+) -> tuple[tensor_conversion.Params, set[str]]:
+    """Returns the parameters of a model with heads, and the names of the tensors that they read."""
+    architecture, format = found.architecture, found.format
+    definition = tensor_conversion.definition_of(architecture, heads)
+    placements = _placements(format, weights.prefix, definition, architecture, heads)
+    params = tensor_conversion.read_params(
+        weights, placements, definition.params, ignored=format.ignored
+    )
+    return params, {each.name for each in placements}
 
 
 def _placements(

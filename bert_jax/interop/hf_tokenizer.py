@@ -20,6 +20,7 @@ from bert_jax.text.pipeline_file import pieces_of
 from bert_jax.text.roberta_files import MERGES_FILE, VOCABULARY_FILE
 from bert_jax.text.sentence_piece import MODEL_FILE, WORD_START, SentencePieceTokenizer
 from bert_jax.text.special_rows import adds_special, rows_of
+from bert_jax.text.spm_file import SPM_FILE
 from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.text.vocabulary import (
     CLS,
@@ -46,7 +47,7 @@ def tokenizer_files(directory: Path) -> list[Path]:
     """Returns the tokenizer files of a checkpoint."""
     names = (
         *(VOCAB_FILE, CONFIG_FILE, MODEL_FILE, FAST, SPECIAL_FILE, ADDED_FILE),
-        *(VOCABULARY_FILE, MERGES_FILE),
+        *(VOCABULARY_FILE, MERGES_FILE, SPM_FILE),
     )
     named = (directory / name for name in names)
     return [path for path in named if path.exists()]

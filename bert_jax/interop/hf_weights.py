@@ -126,13 +126,14 @@ class HfWeights:
             without heads.
     """
 
-    def __init__(self, directory: Path, format: HfFormat) -> None:
+    def __init__(self, directory: Path, format: HfFormat, *, file: str | None = None) -> None:
         """Opens the files. Resolves old tensor names and the second names of tied tensors.
 
-        Raises UserError if there are no weights, a file is damaged, the index names a file outside
-        the directory, or the decoder differs from the embeddings.
+        `file` is a file of PyTorch with another name than usual. Raises UserError if there are no
+        weights, a file is damaged, the index names a file outside the directory, or the decoder
+        differs from the embeddings.
         """
-        path, reader = _find(directory)
+        path, reader = _find(directory) if file is None else (directory / file, TorchFile)
         shards = _shards(path) if path.name.endswith(_INDEX) else [path]
         self.path = str(path)
         self.files = list(dict.fromkeys([path, *shards]))

@@ -25,6 +25,8 @@ MODULES: Final = "modules.json"
 """The list of modules of sentence-transformers."""
 ADAPTER: Final = "adapter_config.json"
 """The configuration of a PEFT adapter, which an import refuses."""
+GENERATOR_CONFIG: Final = "generator_config.json"
+"""The configuration of the generator of pretraining, beside the model's: as of DeBERTaV3."""
 _TOKENIZER: Final = (
     *("vocab.txt", "vocab.json", "merges.txt", "*.model"),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
@@ -35,6 +37,7 @@ _MODULES: Final = (
     *("*_Pooling/config.json", "*_Dense/config.json", "*_Normalize/config.json"),
     *("*_Dense/model.safetensors", "*_Dense/pytorch_model.bin"),
 )
+_BESIDE: Final = (GENERATOR_CONFIG, ADAPTER, *_TOKENIZER, *_MODULES)
 _USUAL: Final = ("_Pooling", "_Dense", "_Normalize")  # ends of folders that `_MODULES` has
 # Patterns of weight files, in the order in which the readers look for them.
 _TF_WEIGHTS: Final = ("*.index", "*.data-*-of-*")
@@ -91,7 +94,7 @@ def fetch(source: str | os.PathLike[str]) -> Source:
                 name,
                 # The second request uses the commit of the first: the branch may have moved.
                 revision=directory.name or revision or None,
-                allow_patterns=[CONFIGS[0], ADAPTER, *_TOKENIZER, *_MODULES, *weights],
+                allow_patterns=[CONFIGS[0], *_BESIDE, *weights],
                 endpoint=endpoint(),
             )
             directory = Path(found)
@@ -194,7 +197,7 @@ def _sha256(directory: Path) -> str:
     """Returns a hash of the names and contents of the files that an import reads."""
     forms = (_matching(directory, patterns) for patterns in (_TF_WEIGHTS, *_HF_WEIGHTS))
     weights = next(filter(None, forms), set[Path]())
-    others = (*CONFIGS, ADAPTER, *_TOKENIZER, *_MODULES, *_other_folders(directory))
+    others = (*CONFIGS, *_BESIDE, *_other_folders(directory))
     read = weights | _matching(directory, others)
     return sha256_of_files({file.relative_to(directory).as_posix(): file for file in read})
 

@@ -270,6 +270,7 @@ class Pretrained(NamedTuple):
     files: tuple[Path, ...] = ()  # source files except the tokenizer's files
     ignored: Mapping[str, str] = MappingProxyType({})  # tensors not read, with the reasons
     notes: tuple[str, ...] = ()  # what an import left out, for the user
+    generator: Params | None = None  # of pretraining: encoder and MLM head, if a file has it
     model_type: str | None = None  # `model_type` of the Hugging Face checkpoint that it comes from
 
 

@@ -180,7 +180,7 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
             )
         if section.name != "adamw" or not checkpoints.on_disk.has(loaded.step, OPTIMIZER):
             return None
-        if checkpoints.has_training_parts(loaded.step):
+        if checkpoints.training_parts(loaded.step):
             return None
         optimizer = make_optimizer(section, loaded.model.axes)
         abstract = abstract_state(loaded.model, optimizer, loaded.mesh)

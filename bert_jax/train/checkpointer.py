@@ -137,10 +137,10 @@ class Checkpointer:
         found = self._files.read_arrays(path, wanted, stored=stored, skippable=TRAINING_PARTS)
         return found if DELTAS in abstract_params else with_deltas(found)
 
-    def has_training_parts(self, step: int) -> bool:
-        """Returns whether a checkpoint has parameters that the run's own model lacks."""
+    def training_parts(self, step: int) -> Params:
+        """Returns the `TRAINING_PARTS` of a checkpoint. Their leaves have a shape alone."""
         parts = self._files.parts(self._whole(step, PARAMS))
-        return not parts.keys().isdisjoint(TRAINING_PARTS)
+        return {part: parts[part] for part in TRAINING_PARTS if part in parts}
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
         """Restores all but the parameters; the result has the parameters of `abstract`."""

@@ -33,6 +33,7 @@ from bert_jax.runs.lock import hold_output, hold_run
 from bert_jax.runs.open_checkpoints import write_checkpoints
 from bert_jax.runs.run_directory import CONFIG, names_of_import, write_run
 from bert_jax.runs.settings import describe
+from bert_jax.task import GENERATOR
 from bert_jax.train.checkpoint_manifest import IMPORTED
 from bert_jax.train.state import TrainState, run_key
 from bert_jax.verbs.same_command import errors_for_all, several_processes
@@ -170,14 +171,17 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
             "tensors_ignored": dict(model.ignored),
         },
     )
-    largest = max(leaf.nbytes for leaf in jax.tree.leaves(model.params))
-    to_device(model.params)
+    params = dict(model.params)
+    if model.generator is not None:
+        params[GENERATOR] = model.generator
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
+    to_device(params)
     step = model.step or 0
     with write_checkpoints(root, save_bytes=largest + SAVE_SLACK_BYTES) as checkpointer:
         if model.moments is None:
-            checkpointer.save_params(model.params, step=step)
+            checkpointer.save_params(params, step=step)
         else:
-            state = _train_state(model.params, model.moments, step, config)
+            state = _train_state(params, model.moments, step, config)
             checkpointer.save(state, step=step, progress={IMPORTED: True})
 
 

@@ -36,6 +36,7 @@ from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check
 from bert_jax.train.state import DrawParams, abstract_params, define_model
 from bert_jax.train.trackers import require_trackers
 from bert_jax.workflows.epochs import describe_epochs
+from bert_jax.workflows.initial_generator import restorable, with_generator
 from bert_jax.workflows.initial_model import INIT_FROM, find_initial, inherit
 from bert_jax.workflows.mlperf import check_mlperf, open_mlperf_log
 from bert_jax.workflows.phases import OpenedPhase, PhaseOpener
@@ -294,23 +295,25 @@ def _initial_params(
     """Returns the initial parameters, from the run in `origin` if it is set.
 
     Without `origin`, the objective's frozen models may give some of them. Modules that the other
-    run lacks are randomly initialized. Messages name the heads that are initialized, and the other
-    run's heads that are not loaded. Raises UserError if the other run has no checkpoint, or the
-    model cannot start from a frozen model.
+    run lacks are randomly initialized, and so is a generator of other sizes. Messages name the
+    heads that are initialized, and the other run's heads that are not loaded. Raises UserError if
+    the other run has no checkpoint, or the model cannot start from a frozen model.
     """
     if run.settings.origin is None:
         objective = run.objective_for(0, run.architecture)
         return initial_params(objective, frozen, abstract, draw)
     origin = open_run(run.settings.origin)
     wanted = abstract_params(define_model(origin.build), run.mesh)
-    shared = [part for part in abstract if part in wanted]
-    wanted |= {part: abstract[part] for part in shared}
+    wanted |= {part: abstract[part] for part in abstract if part in wanted}
 
     def read(checkpoints: Checkpointer) -> Params:
         step = find_checkpoint(origin, checkpoints, "last").step
-        return checkpoints.restore_params(wanted, step=step)
+        parts = restorable(checkpoints.training_parts(step), abstract)
+        params = checkpoints.restore_params(wanted | parts, step=step)
+        return with_generator(params, abstract, place=INIT_FROM) if parts else params
 
     found = read_checkpoints(origin.directory, read)
+    shared = [part for part in abstract if part in found]
     titles = run.model.groups.titles
     lacking = [part for part in titles if part in abstract and part not in shared]
     unused = [titles[part] for part in titles if part in found and part not in abstract]

@@ -1,0 +1,78 @@
+"""The generator of a run that starts from another run's generator and model.
+
+An embedding table of the other run is the generator's own, or one that generator and model share,
+with or without deltas. It becomes what the new run's `embedding_sharing` needs.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from bert_jax.errors import UserError, commas
+from bert_jax.task import DELTAS, GENERATOR, TRAINING_PARTS, Params
+from bert_jax.train.checkpointer import abstract_deltas
+
+
+def restorable(stored: Mapping[str, Any], abstract: Params) -> Params:
+    """Returns the abstract arrays to restore of a checkpoint's `TRAINING_PARTS`.
+
+    They are empty if the new run has no generator, or one of other sizes. `stored` has the shapes
+    in the checkpoint, and `abstract` the parameters of the new run.
+    """
+    if GENERATOR not in stored or GENERATOR not in abstract:
+        return {}
+    ours, model = flatten_dict(abstract[GENERATOR]), _model(abstract)
+    theirs = flatten_dict(stored[GENERATOR])
+    places = {path: ours.get(path, model.get(path)) for path in theirs}
+    fits = all(
+        place is not None and tuple(place.shape) == tuple(theirs[path].shape)
+        for path, place in places.items()
+    )
+    if not fits or not ours.keys() <= {*theirs, *model}:
+        return {}
+    parts: Params = {GENERATOR: unflatten_dict(places)}
+    if DELTAS in stored:
+        parts[DELTAS] = abstract_deltas(stored[DELTAS], abstract)
+    return parts
+
+
+def with_generator(found: Params, abstract: Params, *, place: str) -> Params:
+    """Returns the parameters of a new run from the restored ones.
+
+    Raises UserError at `place` if generator and model shall share a table, but theirs differ.
+    """
+    model, generator = _model(found), flatten_dict(found[GENERATOR])
+    deltas, wanted = flatten_dict(found.get(DELTAS, {})), flatten_dict(abstract[GENERATOR])
+    apart = flatten_dict(abstract.get(DELTAS, {}))
+    new: dict[tuple[str, ...], jax.Array] = {}
+    differing = []
+    for path in {**apart, **deltas, **dict.fromkeys(generator.keys() - wanted.keys())}:
+        of_generator = generator.pop(path, model[path])
+        of_model = model[path] + deltas[path] if path in deltas else model[path]
+        if path in wanted:
+            generator[path], model[path] = of_generator, of_model
+        elif path in apart:
+            new[path], model[path] = of_model - of_generator, of_generator
+        elif not jnp.array_equal(of_generator, of_model):
+            differing.append("/".join(path))
+    if differing:
+        raise UserError(
+            "init_from.shared_embeddings",
+            f"the generator and the model have different tables {commas(sorted(differing))}, but "
+            "objective.embedding_sharing is shared. Use gradient_disentangled.",
+            place=place,
+        )
+    for path in wanted.keys() - generator.keys():
+        generator[path] = jnp.copy(model[path])
+    parts = {GENERATOR: unflatten_dict(generator)}
+    if apart:
+        parts[DELTAS] = unflatten_dict(new)
+    return {**unflatten_dict(model), **parts}
+
+
+def _model(params: Params) -> dict[tuple[str, ...], Any]:
+    """Returns the arrays of the model by path."""
+    return flatten_dict({part: params[part] for part in params if part not in TRAINING_PARTS})
