@@ -24,8 +24,8 @@ def restorable(stored: Mapping[str, Any], abstract: Params) -> Params:
     """
     if GENERATOR not in stored or GENERATOR not in abstract:
         return {}
-    ours, model = flatten_dict(abstract[GENERATOR]), _model(abstract)
-    theirs = flatten_dict(stored[GENERATOR])
+    ours, model = _flat(abstract[GENERATOR]), _model(abstract)
+    theirs = _flat(stored[GENERATOR])
     places = {path: ours.get(path, model.get(path)) for path in theirs}
     fits = all(
         place is not None and tuple(place.shape) == tuple(theirs[path].shape)
@@ -44,9 +44,9 @@ def with_generator(found: Params, abstract: Params, *, place: str) -> Params:
 
     Raises UserError at `place` if generator and model shall share a table, but theirs differ.
     """
-    model, generator = _model(found), flatten_dict(found[GENERATOR])
-    deltas, wanted = flatten_dict(found.get(DELTAS, {})), flatten_dict(abstract[GENERATOR])
-    apart = flatten_dict(abstract.get(DELTAS, {}))
+    model, generator = _model(found), _flat(found[GENERATOR])
+    deltas, wanted = _flat(found.get(DELTAS, {})), _flat(abstract[GENERATOR])
+    apart = _flat(abstract.get(DELTAS, {}))
     new: dict[tuple[str, ...], jax.Array] = {}
     differing = []
     for path in {**apart, **deltas, **dict.fromkeys(generator.keys() - wanted.keys())}:
@@ -75,4 +75,9 @@ def with_generator(found: Params, abstract: Params, *, place: str) -> Params:
 
 def _model(params: Params) -> dict[tuple[str, ...], Any]:
     """Returns the arrays of the model by path."""
-    return flatten_dict({part: params[part] for part in params if part not in TRAINING_PARTS})
+    return _flat({part: params[part] for part in params if part not in TRAINING_PARTS})
+
+
+def _flat(params: Any) -> dict[tuple[str, ...], Any]:
+    found: Any = flatten_dict(params)
+    return found
