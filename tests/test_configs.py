@@ -58,8 +58,7 @@ def _parts(mesh: MeshSection) -> int:
     ("overrides", "source"),
     [
         (["model.size=base"], "override model.size"),
-        (["model.size=tiny"], "override model.size"),  # also two layers, but a larger width
-        (["model={size: base, architecture: {num_hidden_layers: 3}}"], "override model.size"),
+        (["model={kind: modernbert, size: base, architecture: {num_hidden_layers: 3}}"], "override model.size"),
     ],
 )
 def test_size_with_another_architecture_names_both_keys(overrides: list[str], source: str) -> None:
@@ -74,8 +73,8 @@ def test_size_with_another_architecture_names_both_keys(overrides: list[str], so
     mended = load_config(demo, ["model.size=base", "model.architecture={}"])
     assert mended.model is not None
     assert mended.model.resolve(vocab_size=30522).hidden_size == 768
-    tiny = "{hidden_size: 128, num_hidden_layers: 2, num_attention_heads: 2}"
-    assert load_config(demo, ["model.size=tiny", f"model.architecture={tiny}"]).model is not None
+    same = "{hidden_size: 768, num_hidden_layers: 22, num_attention_heads: 12}"
+    assert load_config(demo, ["model.size=base", f"model.architecture={same}"]).model is not None
 
 
 def test_packaged_configurations_are_found_by_name(

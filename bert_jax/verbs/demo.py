@@ -30,8 +30,8 @@ from bert_jax.verbs.vocab import vocab
 from bert_jax.workflows.phases import VALIDATION
 
 SENTENCES: Final = (
-    "the function returns a [MASK] .",
     "if the file does not exist , an [MASK] is raised .",
+    "raises a [MASK] if the argument is not an integer .",
     "return true if all elements of the [MASK] are true .",
 )
 
