@@ -29,6 +29,8 @@ def small_encoder(kind: str, **changes: Any) -> EncoderArchitecture:
     chosen = SECTIONS[kind].architecture_type
     if "embedding_size" in chosen.model_fields:
         values["embedding_size"] = 48  # the embeddings may be narrower than the layers
+    if "position_buckets" in chosen.model_fields:
+        values["position_buckets"] = 8  # rows are longer than the exact half
     return chosen.model_validate(values | changes)
 
 

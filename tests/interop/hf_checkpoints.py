@@ -56,6 +56,11 @@ DEBERTA_V3: dict[str, Any] = {
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
+NEOBERT = {
+    **{"vocab_size": 150, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"intermediate_size": 60, "max_length": 40, "initializer_range": 0.2},
+}
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -107,22 +112,17 @@ def hf_config(kind: Callable[..., Config] = BertConfig, **changes: Any) -> Confi
     return kind(**(values | changes))
 
 
-def modernbert_config(**changes: Any) -> ModernBertConfig:
-    """Returns a small configuration of ModernBERT, for the pieces of `write_tokenizer`."""
+def modernbert_config(kind: Callable[..., Config] = ModernBertConfig, **changes: Any) -> Config:
+    """Returns a small configuration of ModernBERT or a relative, for `write_tokenizer`'s pieces."""
     values: dict[str, Any] = {
-        "vocab_size": 150,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
         "intermediate_size": 48,
         "max_position_embeddings": 100,
-        "initializer_range": 0.2,
-        "attn_implementation": "eager",
         "pad_token_id": 0,
         **dict.fromkeys(("cls_token_id", "bos_token_id"), 2),
         **dict.fromkeys(("sep_token_id", "eos_token_id"), 3),
+        "mask_token_id": 4,
     }
-    return ModernBertConfig(**(values | changes))
+    return hf_config(kind, **(values | changes))
 
 
 def roberta_config(kind: Callable[..., Config] = RobertaConfig, **changes: Any) -> Config:
@@ -265,7 +265,7 @@ def mixed_batch(config: PreTrainedConfig, *, rows: int = 5, seed: int = 7) -> di
     counts = rng.integers(1, predictions + 1, rows)
     positions = np.stack([rng.permutation(span)[:predictions] for span in lengths])
     ids = rng.integers(1, config.vocab_size, (rows, length))
-    types = rng.integers(0, getattr(config, "type_vocab_size", 1), (rows, length))
+    types = rng.integers(0, getattr(config, "type_vocab_size", 0) or 1, (rows, length))
     return {
         "input_ids": np.where(inside, ids, 0).astype(np.int32),
         "token_type_ids": np.where(inside, types, 0).astype(np.int32),

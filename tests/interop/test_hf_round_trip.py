@@ -172,6 +172,24 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "albert-multiple-choice": ("AlbertForMultipleChoice", {"num_hidden_layers": 1}, {}),
     "albert-bare": ("AlbertModel", {"num_hidden_layers": 3}, {}),
     "modern-bare": ("ModernBertModel", {"hidden_size": 36, "num_attention_heads": 3}, {}),
+    "deberta-masked-lm": ("DebertaV2ForMaskedLM", {"embedding_size": 24}, {}),
+    "deberta-sequence": (
+        "DebertaV2ForSequenceClassification",
+        {**THREE, "problem_type": SINGLE, "cls_dropout": 0.3, "pooler_dropout": 0.2},
+        {},
+    ),
+    "deberta-token": (
+        "DebertaV2ForTokenClassification",
+        {**THREE, "share_att_key": False, "pos_att_type": ["c2p"], "type_vocab_size": 2},
+        {},
+    ),
+    "deberta-question-answering": (
+        "DebertaV2ForQuestionAnswering",
+        {"position_biased_input": True, "position_buckets": -1, "max_relative_positions": 20},
+        {},
+    ),
+    "deberta-multiple-choice": ("DebertaV2ForMultipleChoice", {"norm_rel_ebd": "none"}, {}),
+    "deberta-bare": ("DebertaV2Model", {"num_hidden_layers": 3, "pos_att_type": "p2c"}, {}),
 }
 # Number of pieces in cases with more embedding rows.
 PIECES = {"masked-lm": 143, "token": 121, "modern-masked-lm": 143}
@@ -194,6 +212,8 @@ MEANING: dict[str, tuple[tuple[str, ...], str | None]] = {
     "albert-token": (tuple(LABELS.values()), None),
     "roberta-sequence": (tuple(LABELS.values()), "single_label"),
     "roberta-token": (tuple(LABELS.values()), None),
+    "deberta-sequence": (tuple(LABELS.values()), "single_label"),
+    "deberta-token": (tuple(LABELS.values()), None),
     "camembert-sequence": (tuple(f"LABEL_{number}" for number in range(5)), None),
 }
 

@@ -8,12 +8,13 @@ import pytest
 from bert_jax.encoders.registry import SECTIONS
 from bert_jax.objectives.registry import OBJECTIVES
 
-# ALBERT, RoBERTa and ELECTRA have BERT's layers, and all encoders have the same heads: these
-# objectives are enough for them.
+# ALBERT, RoBERTa and ELECTRA have BERT's layers, DeBERTa's differ in attention, and all encoders
+# have the same heads: these objectives are enough for them.
 OF_BERTS_LAYERS = {
     "albert": ["causal"],
     "roberta": ["roberta", "causal"],
     "electra": ["roberta", "causal", "electra"],
+    "deberta": ["roberta", "electra"],
     "distilbert": ["distill"],  # as a student, it has two of BERT's losses
 }
 OF_OTHERS = ["bert", "roberta", "causal"]

@@ -95,8 +95,9 @@ class DebertaConfig(DebertaArchitecture, HfConfig):
     def written(cls, architecture: Any, special: SpecialIds) -> dict[str, Any]:
         """Returns the keys and values, see `HfConfig`."""
         settings = super().written(architecture, special)
+        if not architecture.projects_embeddings:
+            del settings["embedding_size"]
         return settings | {
-            "embedding_size": architecture.embedding_width,
             "relative_attention": True,
             "position_biased_input": settings.pop("position_embedding") == "learned",
             "position_buckets": architecture.position_buckets or -1,
