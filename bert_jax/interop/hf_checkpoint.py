@@ -96,7 +96,7 @@ def write_hf(
     architecture = model.architecture
     format = hf_config.format_of(architecture.kind)
     name, wanted = _choose(format, kind, model)
-    heads = hf_config.heads_of(wanted, model.heads)
+    heads = hf_config.heads_of(format, wanted, model.heads)
     prefix = "" if wanted == ClassHeads() else format.prefix
     definition = tensor_conversion.definition_of(architecture, heads)
     placements = _placements(format, prefix, definition, architecture, heads)

@@ -103,10 +103,14 @@ def write_config(
     return config
 
 
-def heads_of(wanted: ClassHeads, heads: HeadsSection) -> HeadsSection:
-    """Returns those heads of the model that a class has. A class without heads keeps the pooler."""
+def heads_of(format: HfFormat, wanted: ClassHeads, heads: HeadsSection) -> HeadsSection:
+    """Returns those heads of the model that a class has.
+
+    A class without heads keeps the pooler, if the encoder has one in Hugging Face transformers.
+    """
     if wanted == ClassHeads():
-        wanted = wanted._replace(pooler=heads.pooler)
+        known = any(rule.ours.startswith("pooler/") for rule in format.encoder)
+        wanted = wanted._replace(pooler=heads.pooler and known)
     return wanted.of_model(
         labels=heads.labels, problem=heads.problem, task_dropout=heads.task_dropout
     )

@@ -102,7 +102,8 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     """Writes a checkpoint for google-research/bert.
 
     The tokenizer's casing is stored in tokenizer_config.json; google-research/bert has a flag for
-    it. If the model has moments, `run_pretraining.py` resumes with them.
+    it. If the model has moments, `run_pretraining.py` resumes with them. Heads that
+    google-research/bert lacks are not written.
 
     Args:
         directory: existing directory.
@@ -114,7 +115,8 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     """
     root = epath.Path(directory)
     architecture = _check_expressible(model)
-    _, placements = _placements(architecture, model.heads)
+    unknown = dict.fromkeys(model.heads.of_pretraining - HEADS.keys(), False)
+    _, placements = _placements(architecture, model.heads.model_copy(update=unknown))
     write_bundle(root / CHECKPOINT, _tensors(placements, model))
     write_whole(root / _STATE, f'model_checkpoint_path: "{CHECKPOINT}"\n'.encode())
     model.tokenizer.save(root)
@@ -242,8 +244,6 @@ def _check_expressible(model: Pretrained) -> BertArchitecture:
     ):
         if (found := getattr(architecture, setting)) not in allowed:
             raise refuse(f"model.architecture.{setting}", found, allowed)
-    if heads.of_pretraining - set(HEADS):
-        raise refuse("model.heads", sorted(heads.of_pretraining), sorted(HEADS))
     if heads.task is not None and heads.task not in TASKS:
         raise refuse("model.heads.task", heads.task, list(TASKS))
     if heads.problem not in (None, "single_label"):

@@ -38,6 +38,10 @@ class EncoderArchitecture(Section):
     """Whether attention scores have terms beside the product of query and key."""
     rotary_setting: ClassVar[str | None] = None
     """The setting that a phase's `rotary_theta` changes. None without rotary positions."""
+    embedding_width_setting: ClassVar[str | None] = None
+    """The setting with the width of embeddings. None if it is the width of the layers."""
+    generator_ratios: ClassVar[tuple[float, float]] = (1.0, 0.5)
+    """Width and depth of a generator of this kind in ELECTRA's objective, relative to the model."""
 
     if TYPE_CHECKING:  # limits and defaults differ between encoders
         vocab_size: int
@@ -59,6 +63,11 @@ class EncoderArchitecture(Section):
     def embedding_width(self) -> int:
         """Width of the embedding table, which the MLM head uses as its decoder."""
         return self.hidden_size
+
+    @property
+    def embedding_tables(self) -> Mapping[str, str]:
+        """Paths of the embedding tables, which another network may share, by name."""
+        return {"word": "encoder/word"}
 
     @property
     def sharing(self) -> tuple[int, ...]:
@@ -149,6 +158,13 @@ class PostNormArchitecture(EncoderArchitecture):
     """Constant that is added to the variance in LayerNorm."""
 
     @property
+    def embedding_tables(self) -> Mapping[str, str]:
+        """Paths of the embedding tables by name, see `EncoderArchitecture`."""
+        learned, typed = self.position_embedding == "learned", self.type_vocab_size > 0
+        names = ("word", *["position"] * learned, *["type"] * typed)
+        return {name: f"encoder/embeddings/{name}" for name in names}
+
+    @property
     def projects_embeddings(self) -> bool:
         """Whether a projection without activation maps embeddings to the width of the layers."""
         return self.embedding_width != self.hidden_size
@@ -193,6 +209,9 @@ class FactorisedArchitecture(PostNormArchitecture):
 
     A projection without activation widens the embeddings (arXiv 1909.11942, section 3.1).
     """
+
+    embedding_width_setting = "embedding_size"
+    generator_ratios = (0.25, 1.0)
 
     embedding_size: int | None = pydantic.Field(default=None, ge=1, le=1 << 16)
     """Width of the embeddings. Default: `hidden_size`."""

@@ -313,16 +313,6 @@ POST_NORM_GROUPS: Final = (
 """The groups of the encoder's parameters."""
 
 
-def embeddings_of(model: Any) -> Any:
-    """Returns the part of a model, or of `embeddings_alone`, that has the embedding tables."""
-    return model.encoder.embeddings
-
-
-def embeddings_alone(tables: Mapping[str, nnx.Variable[Any]]) -> nnx.Module:
-    """Returns a module with only these embedding tables, at their paths in a model."""
-    return nnx.Dict(encoder=nnx.Dict(embeddings=nnx.Dict(**tables)))
-
-
 def shared_groups(groups: ParameterGroups, architecture: PostNormArchitecture) -> ParameterGroups:
     """Returns the groups of an architecture whose layers share parameters."""
     return groups.shared(

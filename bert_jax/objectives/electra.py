@@ -4,6 +4,7 @@ Shape suffixes: B batch, L length, P masked positions, D hidden size, V padded v
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Float, Int
 
 from bert_jax.data.rows.masking import MaskingSection
@@ -21,7 +23,6 @@ from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.initial import Constant
 from bert_jax.model.layers import subkey
-from bert_jax.model.post_norm import embeddings_alone, embeddings_of
 from bert_jax.model.row_key import row_keys
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives.metrics import PlateauWatch, means, summed, token_weights
@@ -109,13 +110,13 @@ class ReplacedTokenDetection:
         execution = second_execution(self.execution, self.generator)
         generator = encoder_builder(self.generator, execution, GENERATOR_HEADS)()
         if self.embedding_sharing != "none":
-            ours, theirs = embeddings_of(model), embeddings_of(generator)
-            shared = {name: getattr(ours, name) for name in self._tables(ours)}
-            for name, table in shared.items():
-                setattr(theirs, name, table)
+            deltas: dict[str, Any] = {}
+            for path, its_path in self._shared(model, generator).items():
+                table = _at(model, path)
+                _put(generator, its_path, table)
+                deltas[path] = table.replace(initial=ZERO)
             if self.embedding_sharing == "gradient_disentangled":
-                zeros = {name: table.replace(initial=ZERO) for name, table in shared.items()}
-                setattr(model, DELTAS, embeddings_alone(zeros))
+                setattr(model, DELTAS, _module(unflatten_dict(deltas, sep="/")))
         setattr(model, GENERATOR, generator)
         model.groups = ParameterGroups(
             (
@@ -127,9 +128,14 @@ class ReplacedTokenDetection:
         )
         return model
 
-    def _tables(self, embeddings: Any) -> list[str]:
-        """Returns the shared embeddings that an encoder has. Sinusoids are no parameters."""
-        return [name for name in self.shared_embeddings if hasattr(embeddings, name)]
+    def _shared(self, model: EncoderModel, generator: EncoderModel) -> dict[str, str]:
+        """Returns the generator's path of each shared table, by the model's path.
+
+        A table is shared if both networks have it with the same shape.
+        """
+        ours, theirs = self.architecture.embedding_tables, self.generator.embedding_tables
+        pairs = {ours[n]: theirs[n] for n in self.shared_embeddings if n in ours and n in theirs}
+        return {a: b for a, b in pairs.items() if _at(model, a).shape == _at(generator, b).shape}
 
     def frozen_models(self) -> Mapping[str, FrozenModel]:
         """Returns no models."""
@@ -186,11 +192,10 @@ class ReplacedTokenDetection:
         The gradient of a sum goes to the delta alone.
         """
         model = nnx.clone(model)
-        ours, deltas = embeddings_of(model), embeddings_of(getattr(model, DELTAS))
-        for name in self._tables(ours):
-            table = getattr(ours, name)
-            total = jax.lax.stop_gradient(table[...]) + deltas[name][...]
-            setattr(ours, name, table.replace(total))
+        for path in self._shared(model, getattr(model, GENERATOR)):
+            table, delta = _at(model, path), _at(getattr(model, DELTAS), path)
+            total = jax.lax.stop_gradient(table[...]) + delta[...]
+            _put(model, path, table.replace(total))
         return model
 
     def flops_per_row(self, batch: Mapping[str, Any]) -> float:
@@ -223,6 +228,27 @@ class ReplacedTokenDetection:
         if HISTOGRAMS in sums:
             scores["replaced_auc"] = _area_under_curve(*sums[HISTOGRAMS])
         return {"loss": scores["mlm_loss"] + self.weight * scores["replaced_loss"], **scores}
+
+
+def _at(module: nnx.Module, path: str) -> Any:
+    """Returns the parameter at a path."""
+    return functools.reduce(getattr, path.split("/"), module)
+
+
+def _put(module: nnx.Module, path: str, parameter: nnx.Variable[Any]) -> None:
+    """Replaces the parameter at a path."""
+    above, _, name = path.rpartition("/")
+    setattr(_at(module, above), name, parameter)
+
+
+def _module(parameters: Mapping[str, Any]) -> nnx.Module:
+    """Returns a module with nested parameters."""
+    return nnx.Dict(
+        {
+            name: _module(below) if isinstance(below, Mapping) else below
+            for name, below in parameters.items()
+        }
+    )
 
 
 def drawn(logits_BPV: Float[Array, "batch predictions vocab"], key: Array) -> Array:
@@ -299,7 +325,7 @@ def make(
     """Returns the objective of a section for a model."""
     return ReplacedTokenDetection(
         architecture=architecture,
-        generator=section.generator.architecture(architecture),
+        generator=section.generator.of_model(architecture),
         execution=execution,
         heads=section.heads,
         embedding_sharing=section.embedding_sharing,

@@ -10,12 +10,14 @@ import pydantic
 from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.errors import UserError
+from bert_jax.encoders.registry import SECTIONS
+from bert_jax.errors import SettingError, UserError, commas, did_you_mean
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.model.section import HeadsSection
+from bert_jax.model.section import SIZES, HeadsSection
 from bert_jax.section import ModelPathText, Section, as_tuple
 from bert_jax.task import RowTransform
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.validation import validate
 
 PairTask = Literal["nsp", "sop"]
 WITHOUT_PAIRS: Final[tuple[PairingKind, ...]] = ("full_sentences", "doc_sentences")
@@ -153,52 +155,71 @@ ELECTRA_MASKING: Final = MaskingSection(replace_with_mask=0.85, replace_with_ran
 
 
 class GeneratorSection(Section):
-    """The sizes of the generator, a smaller encoder of the same kind with an MLM head.
+    """The generator: a smaller encoder with an MLM head.
 
     The default of a size is `size` times the model's, as in google-research/electra.
     """
 
-    size: float = pydantic.Field(default=0.25, gt=0, le=1)
-    """Ratio of the generator's hidden size, heads and FFN to the model's. The authors use 1/4 for
-    small and large, and 1/3 for base (arXiv 2003.10555, table 6)."""
+    kind: str | None = None
+    """The encoder. Default: the model's."""
+    size: float | None = pydantic.Field(default=None, gt=0, le=1)
+    """Ratio of the generator's hidden size, heads and FFN to the model's. The authors of ELECTRA
+    use 1/4 for small and large, and 1/3 for base (arXiv 2003.10555, table 6). Default: 0.25 for
+    `electra` and `albert`, whose embeddings have a width of their own, otherwise 1."""
     num_hidden_layers: int | None = pydantic.Field(default=None, ge=1, le=1000)
-    """Number of layers. Default: as many as the model has."""
+    """Number of layers. Default: as many as the model has for `electra` and `albert`, otherwise
+    half as many, as in DeBERTaV3."""
     hidden_size: int | None = pydantic.Field(default=None, ge=1, le=1 << 16)
     """Width of hidden states."""
     num_attention_heads: int | None = pydantic.Field(default=None, ge=1, le=1 << 10)
     """Number of attention heads per layer. It must divide `hidden_size`."""
     intermediate_size: int | None = pydantic.Field(default=None, ge=1, le=1 << 18)
     """Width of the hidden layer of the FFN."""
+    architecture: dict[str, Any] = pydantic.Field(default_factory=dict)
+    """Other settings of the generator's architecture. Default: the model's, or the defaults of
+    `kind` if it is another encoder."""
 
-    def architecture(self, model: EncoderArchitecture) -> EncoderArchitecture:
-        """Returns the generator's architecture. Its embeddings are as wide as the model's.
+    @pydantic.field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str | None) -> str | None:
+        if kind not in (None, *SECTIONS):
+            raise SettingError.wrong(
+                "electra.generator_kind", kind, f"{commas(SECTIONS)}{did_you_mean(kind, SECTIONS)}"
+            )
+        return kind
 
-        Raises UserError if it is too narrow, or the heads do not divide the hidden size.
+    def of_model(self, model: EncoderArchitecture) -> EncoderArchitecture:
+        """Returns the generator's architecture, with embeddings as wide as the model's if possible.
+
+        Raises UserError if it is too narrow, or a setting is wrong.
         """
+        chosen = SECTIONS[self.kind or model.kind].architecture_type
+        ratio, depth = chosen.generator_ratios
+        ratio = self.size or ratio
+        ratios = dict.fromkeys(SIZES, ratio) | {"num_hidden_layers": depth}
         sizes = {
-            name: getattr(self, name) or max(1, round(self.size * getattr(model, name)))
-            for name in ("hidden_size", "num_attention_heads", "intermediate_size")
+            name: getattr(self, name) or max(1, round(each * getattr(model, name)))
+            for name, each in ratios.items()
         }
-        depth = self.num_hidden_layers or model.num_hidden_layers
         if (width := sizes["hidden_size"]) < LEAST_WIDTH:
             least = math.ceil(1000 * LEAST_WIDTH / model.hidden_size) / 1000
             by_ratio = self.hidden_size is None
             raise UserError(
                 "electra.generator_width",
-                f"found {self.size if by_ratio else width}, which makes a generator of hidden "
+                f"found {ratio if by_ratio else width}, which makes a generator of hidden "
                 f"size {width}. Use at least {least if by_ratio else LEAST_WIDTH}, for a hidden "
                 f"size of {LEAST_WIDTH}.",
                 place=f"objective.generator.{'size' if by_ratio else 'hidden_size'}",
             )
-        if sizes["hidden_size"] % sizes["num_attention_heads"]:
-            raise UserError(
-                "electra.generator_heads",
-                f"found {sizes['num_attention_heads']}, which does not divide the generator's "
-                f"hidden size {sizes['hidden_size']}",
-                place="objective.generator.num_attention_heads",
-            )
-        width = model.embedding_width
-        return model.with_changes({**sizes, "num_hidden_layers": depth, "embedding_size": width})
+        common = None if chosen is type(model) else {"vocab_size", "max_position_embeddings"}
+        values = model.model_dump(mode="json", include=common) | sizes
+        if (setting := chosen.embedding_width_setting) is not None:
+            values[setting] = model.embedding_width
+        try:
+            return validate(chosen, values | self.architecture, source="")
+        except UserError as error:
+            above = "architecture." if error.place in self.architecture else ""
+            raise error.with_place(f"objective.generator.{above}{error.place}") from error
 
 
 class ElectraObjectiveSection(ObjectiveSection):
@@ -220,20 +241,40 @@ class ElectraObjectiveSection(ObjectiveSection):
     """Masking of the generator's rows. By default, 85% of the predicted tokens become [MASK] and
     the others stay, as in google-research/electra."""
     generator: GeneratorSection = GeneratorSection()
-    """The sizes of the generator."""
+    """The generator."""
     embedding_sharing: EmbeddingSharing = "shared"
     """How the model gets the embeddings of `shared_embeddings`. `shared`: from tables that both
     losses train. `gradient_disentangled`: tables that only the generator's loss trains, plus deltas
     from zero that only the model's loss trains (DeBERTaV3, arXiv 2111.09543, section 3.3). `none`:
     from tables of its own."""
     shared_embeddings: _Tables = ("word", "position", "type")
-    """The embeddings that generator and model share, see `embedding_sharing`."""
+    """The embeddings that generator and model share, see `embedding_sharing`. A table is shared if
+    both networks have it with the same shape."""
     weight: float = pydantic.Field(default=50.0, ge=0)
     """Weight of the loss of the model; the weight of the generator's loss is 1."""
 
     def check_sizes(self, architecture: EncoderArchitecture) -> None:
-        """Raises UserError if the generator's sizes are wrong."""
-        self.generator.architecture(architecture)
+        """Raises UserError if the generator is wrong, or cannot share the embeddings."""
+        generator = self.generator.of_model(architecture)
+        if self.embedding_sharing == "none":
+            return
+        widths = generator.embedding_width, architecture.embedding_width
+        if widths[0] != widths[1]:
+            raise UserError(
+                "electra.sharing_width",
+                f"found {self.embedding_sharing}, but the generator's embeddings have {widths[0]} "
+                f"columns and the model's {widths[1]}. Use none, or a generator as wide as the "
+                "model (objective.generator.size: 1).",
+                place="objective.embedding_sharing",
+            )
+        both = generator.embedding_tables.keys() & architecture.embedding_tables.keys()
+        if not both & set(self.shared_embeddings):
+            raise UserError.wrong(
+                "electra.shared_embeddings",
+                commas(self.shared_embeddings),
+                f"{commas(sorted(both))}, which both networks have",
+                place="objective.shared_embeddings",
+            )
 
 
 # pydantic's strict mode refuses lists for tuples behind the validator of `objective`.

@@ -9,7 +9,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.encoders.bert.google import USAGE as TENSORFLOW_USAGE
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, all_of
 from bert_jax.files.atomic import new_directory, write_whole
 from bert_jax.files.read import read_text
 from bert_jax.files.remote import require_local
@@ -23,6 +23,7 @@ from bert_jax.interop.stablehlo import PROGRAM, SIGNATURE, export_stablehlo
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.interop.tf_checkpoint import read_tf, write_tf
+from bert_jax.model.section import PRETRAINED_HEADS
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.evaluation import read_evaluation
@@ -84,7 +85,7 @@ def export(
         output: a new local directory.
         to: the format. ``hf`` adds sentence-transformers' files to a model of sentence embeddings.
         kind: Hugging Face class. Default: the task's class for a fine-tuned model, otherwise the
-            class with the most of its heads.
+            class with the most of its heads. A line names the heads that are left out.
         outputs: outputs of a StableHLO program. Default: `stablehlo.default_outputs`.
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
             fine-tuned run, and the last checkpoint of any other run.
@@ -127,6 +128,8 @@ def export(
             checkpoint=checkpoint,
         )
     show(f"{output}: {written.text}")
+    if written.left_out is not None:
+        show(f"{output}: without {written.left_out}")
     if written.difference is not None:
         show(f"{output}: read back, its outputs differ by at most {written.difference:.1g}")
     if push_to is not None:
@@ -142,6 +145,7 @@ def _names(directory: Path) -> Sequence[str]:
 
 class _Written(NamedTuple):
     text: str  # step and heads
+    left_out: str | None  # heads of the model that are not written, and the class that lacks them
     difference: float | None  # see `largest_difference`; some formats have no reader
 
 
@@ -206,7 +210,11 @@ def _write(
         files = _write_tensorflow(directory, model)
     else:
         files = _write_hugging_face(directory, model, kind=kind, title=title)
-    heads = describe(run.heads) + (f" ({files.kind})" if files.kind else "")
+    of_model = run.heads.of_pretraining
+    kept = of_model if files.model is None else files.model.heads.of_pretraining
+    lost = [head for head in PRETRAINED_HEADS if head in of_model - kept]
+    heads = describe(run.heads.model_copy(update=dict.fromkeys(lost, False)))
+    heads += f" ({files.kind})" if files.kind else ""
     written, encoder = f"step {loaded.step}", format_of(run.architecture.kind).title
     card = model_card(
         run,
@@ -221,7 +229,9 @@ def _write(
     if files.model is not None:
         to_device(files.model.params)
         difference = largest_difference(model, files.model)
-    return _Written(f"{written}, {heads}", difference)
+    names = all_of([PRETRAINED_HEADS[head] for head in lost])
+    left_out = f"{names}, which {files.kind or 'this format'} lacks" if lost else None
+    return _Written(f"{written}, {heads}", left_out, difference)
 
 
 def _write_stablehlo(

@@ -11,30 +11,41 @@ from bert_jax.objectives.registry import OBJECTIVES
 # ALBERT, RoBERTa and ELECTRA have BERT's layers, DeBERTa's differ in attention, and all encoders
 # have the same heads: these objectives are enough for them.
 OF_BERTS_LAYERS = {
+    "bert": ["bert", "sop", "roberta", "causal"],
     "albert": ["causal"],
     "roberta": ["roberta", "causal"],
     "electra": ["roberta", "causal", "electra"],
     "deberta": ["roberta", "electra"],
     "distilbert": ["distill"],  # as a student, it has two of BERT's losses
 }
-OF_OTHERS = ["bert", "roberta", "causal"]
+OF_OTHERS = ["bert", "roberta", "causal", "electra"]
 CASES = [
     (objective, encoder)
     for objective in OBJECTIVES
     for encoder in SECTIONS
     if objective in OF_BERTS_LAYERS.get(encoder, OF_OTHERS)
-] + [("sop", "bert")]
+]
+# Other encoders than BERT train as usual: the other objectives are tested on one or two of them.
+RUNS = [
+    case
+    for case in CASES
+    if case[0] in ("roberta", "distill")
+    or case[1] == "bert"
+    or (case[0] == "electra" and case[1] in ("electra", "deberta", "modernbert"))
+    or case == ("bert", "modernbert")
+]
 # RoBERTa and ELECTRA have BERT's network: only their positions and heads have code of their own.
 # `sop` has the loss of `bert`, and `roberta`, which trains ModernBERT, a part of it.
-NETWORKS = [
-    (objective, encoder)
-    for objective, encoder in CASES
-    if (encoder == "bert" and objective not in ("sop", "roberta"))
-    or encoder == "modernbert"
-    or objective in ("electra", "distill")
+OF_SAME_NETWORK = [
+    ("sop", "bert"),
+    ("roberta", "bert"),
+    ("roberta", "roberta"),
+    ("roberta", "electra"),
 ]
-# Of other encoders than BERT, `causal` changes only the attention. They train as usual.
-RUNS = [case for case in CASES if case[0] != "causal" or case[1] == "bert"]
+NETWORKS = [case for case in RUNS if case not in OF_SAME_NETWORK] + [
+    ("causal", "modernbert"),
+    ("electra", "bert"),
+]
 OF_VARIANTS = [
     ("disentangled electra", "electra"),
     ("shared attention", "albert"),

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import transformers
 
-from bert_jax.model.section import HeadsSection
+from bert_jax.interop.hf_config import format_of
+from bert_jax.model.section import PRETRAINED_HEADS, HeadsSection
 from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
@@ -100,8 +101,13 @@ def test_a_run_has_only_the_objectives_heads_in_every_verb(
         assert refused(*tensorflow).key == "export.encoder"
     if encoder != "bert":
         ok("export", run_dir, tmp_path / "program", "--to", "stablehlo")
-    ok("export", run_dir, exported, "--to", "hf")
+    said = ok("export", run_dir, exported, "--to", "hf")
     (name,) = json.loads((exported / "config.json").read_text())["architectures"]
+    kept = format_of(encoder).class_names()[name][1]._asdict()
+    lost = {PRETRAINED_HEADS[head] for head in run.heads.of_pretraining if not kept[head]}
+    lines = [line for line in said.splitlines() if f"which {name} lacks" in line]
+    assert len(lines) == bool(lost)
+    assert all(head in lines[0] for head in lost)
     _, report = getattr(transformers, name).from_pretrained(exported, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -148,8 +154,9 @@ def test_init_from_works_across_objectives(
     tmp_path: Path, train: Callable[[str, str], Trained]
 ) -> None:
     bert, roberta = train("bert", "bert"), train("roberta", "bert")
+    pairs, alone = train("bert", "modernbert"), train("roberta", "modernbert")
     for (config, _), origin, what in (
-        (roberta, bert.run_dir, "not loaded"),
+        (alone, pairs.run_dir, "not loaded"),
         (bert, roberta.run_dir, "randomly initialized"),
     ):
         run_dir = tmp_path / what
@@ -173,8 +180,8 @@ def test_an_imported_model_has_the_objective_of_its_heads(
     says(result, key="run.other_heads", objective="bert")
 
 
-@on_encoders([("distill", "distilbert"), *OF_VARIANTS], rarely=OF_VARIANTS)
-def test_a_run_with_a_second_model_is_fine_tuned_and_exported(
+@on_encoders([("distill", "distilbert"), ("bert", "modernbert"), *OF_VARIANTS], rarely=OF_VARIANTS)
+def test_a_run_with_other_heads_or_a_second_model_is_fine_tuned_and_exported(
     tmp_path: Path, train: Callable[[str, str], Trained], objective: str, encoder: str
 ) -> None:
     table, tuned = tmp_path / "table.csv", tmp_path / "tuned"
@@ -193,7 +200,7 @@ def test_a_run_with_a_second_model_is_fine_tuned_and_exported(
     model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path / "exported", output_loading_info=True
     )
-    names = {"bert": "Bert", "distilbert": "DistilBert", "electra": "Electra"}
-    assert type(model).__name__ == f"{names[encoder]}ForSequenceClassification"
+    (start,) = format_of(encoder).model_types.values()
+    assert type(model).__name__ == f"{start}ForSequenceClassification"
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import (
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ModernBertModel,
+)
 
-from bert_jax.model.section import Execution
+from bert_jax.interop.hf_config import format_of
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.objectives import electra as replaced_token_detection
 from bert_jax.objectives.electra import (
     GENERATOR_HEADS,
@@ -23,23 +31,36 @@ from bert_jax.objectives.sections import ElectraObjectiveSection, GeneratorSecti
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.task import DELTAS, GENERATOR
+from bert_jax.text import SpecialIds
 from bert_jax.train.checkpointer import with_deltas
 from bert_jax.train.metrics import to_host
 from bert_jax.train.state import define_model, named
 from tests.interop.hf_checkpoints import under_their_names
 from tests.model.parts import fresh_params, model_of
+from tests.project import refuses
 from tests.support import loss_of, relative_error, small_batch, small_encoder
 
 TABLES = ("word", "position", "type")
 SMALL = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+NO_HEADS = HeadsSection(pooler=False, mlm=False, next_sentence=False)
+# Names of the embedding tables in Hugging Face's networks, by encoder and by our names.
+THEIR_TABLES = {
+    "electra": {
+        name: f"electra.embeddings.{theirs}_embeddings.weight"
+        for name, theirs in zip(TABLES, ("word", "position", "token_type"), strict=True)
+    },
+    "modernbert": {"word": "model.embeddings.tok_embeddings.weight"},
+}
 
 
-def electra(**settings: Any) -> ReplacedTokenDetection:
-    """Returns the objective for a small model with embeddings of 48 columns."""
-    values = {"generator": SMALL, **settings}
+def electra(encoder: str = "electra", **settings: Any) -> ReplacedTokenDetection:
+    """Returns the objective for a small model. ELECTRA's embeddings have 48 columns."""
+    changes = {"window": 8, "num_hidden_layers": 4} if encoder == "modernbert" else {}
+    values = {"generator": SMALL if encoder == "electra" else {}, **settings}
     made = make_objective(
         ElectraObjectiveSection.model_validate(values),
-        architecture=small_encoder("electra").with_dropout(0.0),
+        architecture=small_encoder(encoder, **changes).with_dropout(0.0),
         execution=Execution(dtype="float32"),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
@@ -47,16 +68,56 @@ def electra(**settings: Any) -> ReplacedTokenDetection:
     return made
 
 
-def torch_network(kind: Any, params: Any, architecture: Any, heads: Any) -> Any:
+class ModernBertDetector(torch.nn.Module):
+    """ModernBERT with a head for replaced tokens, which Hugging Face lacks."""
+
+    def __init__(self, config: ModernBertConfig) -> None:
+        super().__init__()
+        self.model, width = ModernBertModel(config), config.hidden_size
+        self.transform, self.classifier = torch.nn.Linear(width, width), torch.nn.Linear(width, 1)
+
+    def forward(self, ids: Any, **inputs: Any) -> Any:
+        states = self.model(ids, **inputs).last_hidden_state
+        logits = self.classifier(torch.nn.functional.gelu(self.transform(states)))
+        return logits[..., 0]
+
+
+def their_names(params: Any, architecture: Any, heads: Any) -> dict[str, np.ndarray]:
+    """Converts parameters or gradients to the names of Hugging Face or `ModernBertDetector`."""
+    if architecture.kind == "electra" or heads.mlm:
+        return under_their_names(params, architecture, heads)
+    head = {
+        f"{name}.{theirs}": np.asarray(value[ours]).T
+        for name, value in params["replaced_tokens"].items()
+        for ours, theirs in (("kernel", "weight"), ("bias", "bias"))
+    }
+    others = {part: params[part] for part in params if part != "replaced_tokens"}
+    return under_their_names(others, architecture, NO_HEADS) | head
+
+
+def torch_network(params: Any, architecture: Any, heads: Any) -> Any:
     """Returns a network of Hugging Face with our parameters."""
-    values = architecture.model_dump() | {"hidden_act": "gelu"}
-    network = kind(ElectraConfig(**values)).eval()
-    tensors = under_their_names(params, architecture, heads)
+    if architecture.kind == "electra":
+        kind = ElectraForMaskedLM if heads.mlm else ElectraForPreTraining
+        config: Any = ElectraConfig(**architecture.model_dump() | {"hidden_act": "gelu"})
+    else:
+        kind = ModernBertForMaskedLM if heads.mlm else ModernBertDetector
+        written = format_of("modernbert").config.written(architecture, SPECIAL_IDS)
+        config = ModernBertConfig(**written, attn_implementation="eager")
+    network = kind(config).eval()
+    tensors = their_names(params, architecture, heads)
     state = {name: torch.tensor(np.array(value)) for name, value in tensors.items()}
     lacking, unknown = network.load_state_dict(state, strict=False)
-    assert (lacking, unknown) == ([], []) or lacking == ["generator_lm_head.weight"]
-    network.tie_weights()
+    assert unknown == []
+    assert set(lacking) <= {"generator_lm_head.weight", "decoder.weight"}  # tied
+    if heads.mlm:
+        network.tie_weights()
     return network
+
+
+def of_encoder(params: Any) -> Any:
+    """Returns the parameters among which are the embedding tables."""
+    return params["encoder"].get("embeddings", params["encoder"])
 
 
 def test_the_generator_uses_only_kernels_that_support_its_sizes() -> None:
@@ -80,11 +141,19 @@ def test_the_generator_uses_only_kernels_that_support_its_sizes() -> None:
     assert [program.count(f"name={kernel}") for kernel in kernels] == [4, 4, 2]
 
 
-@pytest.mark.parametrize("sharing", ["shared", "gradient_disentangled"])
+@pytest.mark.parametrize(
+    ("encoder", "sharing"),
+    [
+        ("electra", "shared"),
+        ("electra", "gradient_disentangled"),
+        ("modernbert", "gradient_disentangled"),
+    ],
+)
 def test_loss_and_gradients_equal_the_papers_formula(
-    monkeypatch: pytest.MonkeyPatch, sharing: str
+    monkeypatch: pytest.MonkeyPatch, encoder: str, sharing: str
 ) -> None:
-    task, batch = electra(weight=20.0, embedding_sharing=sharing), small_batch(rows=4)
+    task = electra(encoder, weight=20.0, embedding_sharing=sharing)
+    batch, tables = small_batch(rows=4), THEIR_TABLES[encoder]
     # Distinct positions in a row: `small_batch` may repeat one.
     predictions = batch["masked_lm_ids"].shape[1]
     rng = np.random.default_rng(1)
@@ -104,16 +173,18 @@ def test_loss_and_gradients_equal_the_papers_formula(
 
     ours = with_deltas({part: params[part] for part in params if part != GENERATOR})
     theirs = jax.tree.map(lambda leaf: leaf, params[GENERATOR])
-    for name in TABLES:
-        theirs["encoder"]["embeddings"][name] = params["encoder"]["embeddings"][name]
-    model = torch_network(ElectraForPreTraining, ours, task.architecture, task.heads)
-    generator = torch_network(ElectraForMaskedLM, theirs, task.generator, GENERATOR_HEADS)
+    for name in tables:
+        of_encoder(theirs)[name] = of_encoder(params)[name]
+    model = torch_network(ours, task.architecture, task.heads)
+    generator = torch_network(theirs, task.generator, GENERATOR_HEADS)
     ids, places, labels = (
         torch.tensor(batch[name]).long()
         for name in ("input_ids", "masked_lm_positions", "masked_lm_ids")
     )
     weights, mask = torch.tensor(batch["masked_lm_weights"]), torch.tensor(batch["segment_ids"])
-    inputs = {"attention_mask": mask, "token_type_ids": torch.tensor(batch["token_type_ids"])}
+    inputs = {"attention_mask": mask}
+    if encoder == "electra":
+        inputs["token_type_ids"] = torch.tensor(batch["token_type_ids"])
     logits = generator(ids, **inputs).logits
     chosen = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
     nll = torch.nn.functional.cross_entropy(chosen.transpose(1, 2), labels, reduction="none")
@@ -122,7 +193,8 @@ def test_loss_and_gradients_equal_the_papers_formula(
     for row, slot in torch.nonzero(weights).tolist():
         seen[row, places[row, slot]] = int(drawn[row, slot])
         replaced[row, places[row, slot]] = float(drawn[row, slot] != labels[row, slot])
-    found = model(seen, **inputs).logits
+    found = model(seen, **inputs)
+    found = found.logits if encoder == "electra" else found
     bce = torch.nn.functional.binary_cross_entropy_with_logits(found, replaced, reduction="none")
     whole = mlm + 20.0 * (bce * mask).sum() / mask.sum()
     whole.backward()
@@ -139,24 +211,25 @@ def test_loss_and_gradients_equal_the_papers_formula(
     assert scores["replaced_precision"] == pytest.approx(hits.sum() / (logits_found > 0).sum())
     # Hugging Face's networks do not share embeddings, so their gradients are summed here.
     expected = {name: leaf.grad.numpy() for name, leaf in model.named_parameters()}
-    for name, theirs in zip(TABLES, ("word", "position", "token_type"), strict=True):
-        key = f"electra.embeddings.{theirs}_embeddings.weight"
+    for name, key in tables.items():
         of_generator, of_model = generator.get_parameter(key).grad.numpy(), expected[key]
         if sharing == "shared":
             expected[key] = of_generator + of_model
         else:  # each table has the gradient of one loss
             expected[key] = of_generator
-            of_delta = gradient[DELTAS]["encoder"]["embeddings"][name][: len(of_model)]
+            of_delta = of_encoder(gradient[DELTAS])[name][: len(of_model)]
             assert relative_error(of_delta, of_model) < 1e-4
     trained = {part: gradient[part] for part in ours}
-    for name, leaf in under_their_names(trained, task.architecture, task.heads).items():
+    for name, leaf in their_names(trained, task.architecture, task.heads).items():
         if "key.bias" not in name:  # softmax cancels this bias
             assert relative_error(leaf, expected[name]) < 1e-4, name
 
 
+def names(encoder: str = "electra", **settings: Any) -> set[str]:
+    return {name for name, _ in named(define_model(electra(encoder, **settings).build).params)}
+
+
 def test_both_networks_share_the_embeddings_that_are_set() -> None:
-    def names(**settings: Any) -> set[str]:
-        return {name for name, _ in named(define_model(electra(**settings).build).params)}
 
     shared, apart = names(), names(embedding_sharing="none")
     assert apart - shared == {f"generator/encoder/embeddings/{name}" for name in TABLES}
@@ -165,6 +238,31 @@ def test_both_networks_share_the_embeddings_that_are_set() -> None:
     assert apart - only_words == {"generator/encoder/embeddings/word"}
     disentangled = names(embedding_sharing="gradient_disentangled", shared_embeddings=["word"])
     assert disentangled - only_words == {"deltas/encoder/embeddings/word"}
+
+
+def test_the_generator_may_be_another_encoder() -> None:
+    settings = {"embedding_sharing": "gradient_disentangled"}
+    found = names("modernbert", generator={"kind": "bert"}, **settings)
+    assert {name for name in found if "/word" in name} == {"deltas/encoder/word"} | {"encoder/word"}
+    assert "generator/encoder/embeddings/position" in found
+    narrow = {"kind": "electra", "size": 0.25, "architecture": {"hidden_act": "relu"}}
+    task = electra("modernbert", generator=narrow)
+    sizes = (task.generator.hidden_size, task.generator.embedding_width, task.generator.hidden_act)
+    assert sizes == (16, 64, "relu")
+    names("modernbert", generator=narrow)  # they share the words
+
+    place = "objective.embedding_sharing"
+    with refuses("electra.sharing_width", place=place, columns=[16, 64], use="none"):
+        electra("modernbert", generator={"size": 0.25})
+    electra("modernbert", generator={"size": 0.25}, embedding_sharing="none")
+    place = "objective.shared_embeddings"
+    with refuses("electra.shared_embeddings", place=place, found="type", allowed="word"):
+        electra("modernbert", shared_embeddings=["type"])
+    place = "objective.generator.architecture.window"
+    with refuses("setting.value", place=place, found=1):
+        electra("modernbert", generator={"architecture": {"window": 1}})
+    with refuses("model.heads", place="objective.generator.num_attention_heads", found=3):
+        electra(generator={"num_attention_heads": 3})
 
 
 def test_disentangled_networks_start_with_equal_embeddings() -> None:
@@ -191,7 +289,9 @@ def test_a_masked_token_is_replaced_only_where_there_is_a_prediction() -> None:
 
 def test_the_generators_sizes_are_a_share_of_the_models_unless_given() -> None:
     model = small_encoder("electra")  # 64 columns, 8 heads, FFN of 128
-    found = GeneratorSection(size=0.25, num_hidden_layers=1).architecture(model)
+    found = GeneratorSection(size=0.25, num_hidden_layers=1).of_model(model)
     sizes = (found.hidden_size, found.num_attention_heads, found.intermediate_size)
     assert (*sizes, found.num_hidden_layers) == (16, 2, 32, 1)
     assert found.embedding_width == model.embedding_width
+    as_wide = GeneratorSection().of_model(small_encoder("modernbert", num_hidden_layers=4))
+    assert as_wide == small_encoder("modernbert")  # of two layers

@@ -25,6 +25,7 @@ class DebertaArchitecture(FactorisedArchitecture):
     kind = "deberta"
     pooled_heads = frozenset({"sequence_classification", "multiple_choice"})
     relative_scores = True
+    generator_ratios = (1.0, 0.5)
 
     type_vocab_size: int = pydantic.Field(default=0, ge=0, le=1 << 10)
     """Number of token types. With 0, tokens have no type."""
