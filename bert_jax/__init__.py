@@ -46,6 +46,11 @@ if TYPE_CHECKING:
         BertArchitectureChanges,
         BertSection,
     )
+    from bert_jax.encoders.deberta.section import (
+        DebertaArchitecture,
+        DebertaArchitectureChanges,
+        DebertaSection,
+    )
     from bert_jax.encoders.distilbert.section import (
         DistilBertArchitecture,
         DistilBertArchitectureChanges,
@@ -114,6 +119,7 @@ if TYPE_CHECKING:
         StopAtSection,
         WatchdogSection,
     )
+    from bert_jax.verbs.average import average
     from bert_jax.verbs.demo import Demo, demo
     from bert_jax.verbs.doctor import doctor
     from bert_jax.verbs.evaluate import evaluate
@@ -138,13 +144,14 @@ if TYPE_CHECKING:
     from bert_jax.workflows.pretraining_settings import MlperfSection, PhaseSection, TrainSection
 
 # The verbs.
-__all__ = ["demo", "doctor", "evaluate", "examples", "export", "features", "fill_mask", "finetune"]
-__all__ += ["import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pretrain", "score"]
-__all__ += ["status", "stop", "submit", "vocab", "watch"]
+__all__ = ["average", "demo", "doctor", "evaluate", "examples", "export", "features", "fill_mask"]
+__all__ += ["finetune", "import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pretrain"]
+__all__ += ["score", "status", "stop", "submit", "vocab", "watch"]
 # A configuration and its sections.
 __all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config"]
 __all__ += ["AlbertArchitecture", "AlbertArchitectureChanges", "AlbertSection"]
 __all__ += ["BertArchitecture", "BertArchitectureChanges", "BertSection", "EncoderArchitecture"]
+__all__ += ["DebertaArchitecture", "DebertaArchitectureChanges", "DebertaSection"]
 __all__ += ["DistilBertArchitecture", "DistilBertArchitectureChanges", "DistilBertSection"]
 __all__ += ["ElectraArchitecture", "ElectraArchitectureChanges", "ElectraSection"]
 __all__ += ["ElectraObjectiveSection", "GeneratorSection"]

@@ -184,13 +184,14 @@ def _check_paths(context: click.Context) -> None:
         value = context.params.get(parameter.name or "")
         if not isinstance(parameter.type, PathType) or value is None:
             continue
-        try:
-            check_path(value, hub=parameter.type.hub)
-        except SettingError as error:
-            is_option = isinstance(parameter, click.Option)
-            name = parameter.opts[0] if is_option else parameter.make_metavar(context)
-            raise error.at(name) from None
-        restore_replaced(value)
+        for path in value if parameter.nargs == -1 else [value]:
+            try:
+                check_path(path, hub=parameter.type.hub)
+            except SettingError as error:
+                is_option = isinstance(parameter, click.Option)
+                name = parameter.opts[0] if is_option else parameter.make_metavar(context)
+                raise error.at(name) from None
+            restore_replaced(path)
 
 
 def read_config(config: str, overrides: Sequence[str]) -> RunConfig:

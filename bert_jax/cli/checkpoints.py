@@ -86,6 +86,35 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
 
 
 @base.cli.command()
+@click.argument("models", type=base.MODEL_PATH, nargs=-1, required=True, metavar="MODEL...")
+@click.option("--output", type=base.PATH, required=True, metavar="RUN_DIR", help="A new run.")
+@click.option(
+    "--weights", metavar="W,W,...", help="Weight of each model, with the sum 1. [default: equal]"
+)
+@click.option("--last", type=int, metavar="N", help="Average the last N checkpoints of one run.")
+@base.checkpoint_option
+@base.force_option
+@base.verb
+@base.first_process_only
+def average(models: tuple[str, ...], output: str, weights: str | None, **options: Any) -> None:
+    """Average the parameters of several models: MODEL MODEL... → RUN_DIR.
+
+    A MODEL is a run directory, a directory of Hugging Face, or a model on a hub.
+    """
+    from rich.console import Console
+
+    try:
+        shares = None if weights is None else [float(each) for each in weights.split(",")]
+    except ValueError:
+        raise UserError.wrong(
+            "average.number", weights, "numbers such as 0.75,0.25", place="--weights"
+        ) from None
+    with base.starting_jax(on_cpu=True):
+        from bert_jax.verbs.average import average as run
+    run(models, output, weights=shares, console=Console(), **options)
+
+
+@base.cli.command()
 @click.argument("config", type=base.PATH, metavar="[CONFIG | RUN_DIR]", required=False)
 @base.overrides_argument
 @click.option(

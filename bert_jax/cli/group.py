@@ -13,7 +13,7 @@ _STAGES: Final = {
     "Prepare data": ("new", "vocab", "examples"),
     "Train": ("pretrain", "finetune", "demo"),
     "Use": ("evaluate", "predict", "score", "fill-mask", "features"),
-    "Convert": ("import", "export"),
+    "Convert": ("import", "export", "average"),
     "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
     "Check": ("doctor",),
 }
@@ -32,6 +32,7 @@ _EXAMPLES: Final = {
     "features": ("features runs/mine reviews.csv vectors.npz --column text", "embeddings"),
     "import": ("import google-bert/bert-base-uncased runs/bert", "interop"),
     "export": ("export runs/mine exported --to hf", "interop"),
+    "average": ("average runs/mine google-bert/bert-base-uncased --output runs/merged", "interop"),
     "plan": ("plan run.yaml --topology v5litepod-16 --vocab-size 30522", "planning"),
     "submit": ("submit run.yaml --on v5litepod-16 --bucket gs://mine --dry-run", "submit"),
     "watch": ("watch mine --bucket gs://mine", "submit"),

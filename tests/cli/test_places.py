@@ -68,6 +68,8 @@ ARGUMENTS = {
     "--input": ["predict runs/a p.csv --input @"],
     "INPUT": ["features runs/a @ out"],
     "SOURCE": ["import @ runs/new"],
+    "MODEL...": ["average runs/a @ --output runs/new"],
+    "--output": ["average runs/a runs/b --output @"],
     "--tokenizer": ["import models/x runs/new --tokenizer @"],
     "[CONFIG | RUN_DIR]": ["doctor @"],
     "--prices": [
@@ -82,7 +84,7 @@ ARGUMENTS = {
     "JOB": ["watch @", "stop @"],
     "--dir": ["demo --dir @"],
 }
-MODELS = ("--init-from", "SOURCE", "finetune.init_from")
+MODELS = ("--init-from", "SOURCE", "MODEL...", "finetune.init_from")
 
 
 @pytest.fixture
