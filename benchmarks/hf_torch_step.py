@@ -35,7 +35,7 @@ def main() -> None:
 def make_model(
     kind: str, *, layers: int, hidden: int, vocab: int, bert_dropout: float = 0.1
 ) -> Any:
-    """Returns ``bert``, ``modernbert``, or ``modernbert_sparse``: logits of masked pieces only."""
+    """Returns a model by name, ``modernbert_sparse`` with logits of masked pieces only."""
     sizes: dict[str, Any] = {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -50,6 +50,19 @@ def make_model(
             attention_probs_dropout_prob=bert_dropout,
         )
         return transformers.BertForPreTraining(config)
+    if kind == "deberta":  # settings of DeBERTaV3; the class has no SDPA attention
+        return transformers.DebertaV2ForMaskedLM(
+            transformers.DebertaV2Config(
+                **sizes,
+                intermediate_size=4 * hidden,
+                relative_attention=True,
+                position_buckets=256,
+                norm_rel_ebd="layer_norm",
+                share_att_key=True,
+                pos_att_type=["p2c", "c2p"],
+                position_biased_input=False,
+            )
+        )
     special: dict[str, Any] = {f"{name}_token_id": 0 for name in SPECIAL}
     config = transformers.ModernBertConfig(
         **sizes,

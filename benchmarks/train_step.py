@@ -2,13 +2,13 @@
 
     python -m benchmarks.train_step [--encoder modernbert] [--size L4H256 …] [--steps N]
 
-BERT trains MLM and NSP with dropout 0.1, ModernBERT trains MLM without dropout. All models use
-float32, rows of 128 pieces with 20 predicted, a vocabulary of 30,522, and AdamW with the gradient
-norm clipped at 1. Ours is the compiled step of pretraining on one
-device. Each model runs in its own process on all cores, alternating with the others, with batches
-of the same shape.
+BERT trains MLM and NSP with dropout 0.1, DeBERTaV3 trains MLM with dropout 0.1, and ModernBERT
+trains MLM without dropout. All models use float32, rows of 128 pieces with 20 predicted, a
+vocabulary of 30,522, and AdamW with the gradient norm clipped at 1. Ours is the compiled step of
+pretraining on one device. Each model runs in its own process on all cores, alternating with the
+others, with batches of the same shape.
 
-PyTorch is measured if it is installed, with SDPA attention. ModernBERT is also measured with
+PyTorch is measured if it is installed, with SDPA attention if the class has it. ModernBERT is also measured with
 `sparse_prediction`, which computes the logits of masked pieces only, as ours does. Transformers 5
 has no Flax BERT, so ``--flax-python PATH`` is a Python with transformers 4
 (``pip install 'transformers==4.56.*' flax optax``). On Linux all processes use malloc's large
@@ -57,8 +57,8 @@ TORCH_PEER = Path(__file__).with_name("hf_torch_step.py")
 UNTIMED = 3
 
 # The objective of each encoder, and the ratio of the FFN's width to the hidden size.
-OBJECTIVE = {"bert": "bert", "modernbert": "roberta"}
-INNER = {"bert": 4.0, "modernbert": 1.5}
+OBJECTIVE = {"bert": "bert", "deberta": "roberta", "modernbert": "roberta"}
+INNER = {"bert": 4.0, "deberta": 4.0, "modernbert": 1.5}
 
 Run = Callable[[int], object]  # runs a given number of steps
 
@@ -126,7 +126,8 @@ def measure(
         execution = Execution(dtype="float32", unroll=unroll)
         runs: dict[str, Run] = {"bert_jax": our_steps(size, batch, execution)}
         if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
-            kinds = ["bert"] if size.kind == "bert" else [size.kind, f"{size.kind}_sparse"]
+            sparse = [f"{size.kind}_sparse"] if size.kind == "modernbert" else []
+            kinds = [size.kind, *sparse]
             for kind in kinds:
                 torch = peer_steps(sys.executable, TORCH_PEER, size, rows, kind)
                 runs["hf_torch" + kind.removeprefix(size.kind)] = stack.enter_context(torch)

@@ -30,11 +30,12 @@ from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.sections import ElectraObjectiveSection, GeneratorSection
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.task import DELTAS, GENERATOR
+from bert_jax.task import DELTAS, GENERATOR, TRAINING_PARTS
 from bert_jax.text import SpecialIds
 from bert_jax.train.checkpointer import with_deltas
 from bert_jax.train.metrics import to_host
 from bert_jax.train.state import define_model, named
+from bert_jax.workflows.initial_generator import restorable, with_generator
 from tests.interop.hf_checkpoints import under_their_names
 from tests.model.parts import fresh_params, model_of
 from tests.project import refuses
@@ -295,3 +296,39 @@ def test_the_generators_sizes_are_a_share_of_the_models_unless_given() -> None:
     assert found.embedding_width == model.embedding_width
     as_wide = GeneratorSection().of_model(small_encoder("modernbert", num_hidden_layers=4))
     assert as_wide == small_encoder("modernbert")  # of two layers
+
+
+SHARINGS = ("shared", "gradient_disentangled", "none")
+
+
+@pytest.mark.parametrize("old", SHARINGS)
+@pytest.mark.parametrize("new", SHARINGS)
+def test_a_run_starts_with_the_tables_of_both_networks(old: str, new: str) -> None:
+    """Of another run, whatever the two runs share."""
+    task, other = electra(embedding_sharing=new), electra(embedding_sharing=old)
+    noise = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: leaf + noise.normal(0, 1, leaf.shape).astype("f4"), fresh_params(other)
+    )
+    abstract = define_model(task.build).params
+    assert not restorable(params, define_model(electra(generator={"size": 0.5}).build).params)
+    assert restorable(params, abstract).keys() == {
+        part for part in params if part in TRAINING_PARTS
+    }
+    if new == "shared" and old != "shared":
+        with refuses("init_from.shared_embeddings", place="here", expected="word"):
+            with_generator(params, abstract, place="here")
+        return
+    found = with_generator(params, abstract, place="here")
+    assert jax.tree.structure(found) == jax.tree.structure(abstract)
+
+    def tables(params: Any) -> list[Any]:
+        model = with_deltas({part: params[part] for part in params if part != GENERATOR})
+        own = params[GENERATOR]["encoder"].get("embeddings", {})
+        base = {**params["encoder"]["embeddings"], **own}
+        return [model["encoder"]["embeddings"], {name: base[name] for name in TABLES}]
+
+    for before, after in zip(tables(params), tables(found), strict=True):
+        for name in TABLES:
+            np.testing.assert_allclose(after[name], before[name], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(found[GENERATOR]["mlm"]["bias"], params[GENERATOR]["mlm"]["bias"])
