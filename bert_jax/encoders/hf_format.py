@@ -7,9 +7,10 @@ files of every encoder with it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
+import numpy as np
 import pydantic
 
 from bert_jax.errors import SettingError, commas, did_you_mean
@@ -26,6 +27,8 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
 }
 
 _ACTIVATIONS_OF_US: Final = ("hidden_act", "head_act")  # settings of our architectures
@@ -68,6 +71,8 @@ class NameRule(NamedTuple):
     matrix: bool = False  # whether their tensor is a matrix; otherwise it is a vector
     transposed: bool = False  # whether their matrix is [outputs, inputs]
     first_layer: int = 0  # their number of the first layer in our stacked tensor
+    # Order of the rows of their tensor: the place of each of our rows in it. None: the same order.
+    order: Callable[[Any], np.ndarray] | None = None  # from the architecture
 
 
 Rules = tuple[NameRule, ...]
@@ -161,6 +166,9 @@ class HfConfig(Section):
     """Our settings that the format lacks, with the value that its models have. `bert-jax export`
     refuses other values."""
 
+    added: ClassVar[frozenset[str]] = frozenset()
+    """Our settings that only we read from the file. A zero is not written."""
+
     model_type: str = "bert"
     is_decoder: bool = False
     tie_word_embeddings: bool = True
@@ -230,6 +238,9 @@ class HfConfig(Section):
     def written(cls, architecture: Any, special: SpecialIds) -> dict[str, Any]:
         """Returns the keys and values of an architecture, and the ids of special pieces."""
         settings = architecture.model_dump(exclude=set(cls.fixed))
+        settings = {
+            name: value for name, value in settings.items() if value or name not in cls.added
+        }
         for name in _ACTIVATIONS_OF_US:
             if name in settings:
                 ours = settings.pop(name)
@@ -271,6 +282,11 @@ class HfFormat:
         """Returns the rules of all tensors. The `prefix` is the format's prefix or empty."""
         encoder = tuple(rule._replace(theirs=prefix + rule.theirs) for rule in self.encoder)
         return (*encoder, *self.heads, *(() if task is None else self.tasks[task]))
+
+    @property
+    def bare(self) -> str:
+        """The end of the name of the class without heads."""
+        return next(end for end, heads in self.classes.items() if heads == ClassHeads())
 
     def class_names(self, model_type: str | None = None) -> dict[str, tuple[str, ClassHeads]]:
         """Returns `model_type` and heads by class name, of one model type or all model types."""

@@ -94,7 +94,7 @@ def second_execution(execution: Execution, architecture: EncoderArchitecture) ->
     mesh that divides the heads.
     """
     limit, longest = model_type(architecture).limit, architecture.max_position_embeddings
-    heads = architecture.num_attention_heads
+    heads = architecture.key_heads
     meshes: list[dict[str, int]] = [
         dict.fromkeys(("heads", "mlp", "vocab"), parts)
         for parts in range(1, heads + 1)

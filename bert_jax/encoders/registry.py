@@ -19,7 +19,9 @@ from bert_jax.encoders.bert.section import BertSection
 from bert_jax.encoders.deberta.section import DebertaSection
 from bert_jax.encoders.distilbert.section import DistilBertSection
 from bert_jax.encoders.electra.section import ElectraSection
+from bert_jax.encoders.eurobert.section import EuroBertSection
 from bert_jax.encoders.modernbert.section import ModernBertSection
+from bert_jax.encoders.neobert.section import NeoBertSection
 from bert_jax.encoders.roberta.section import RobertaSection
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection, ModelSection
@@ -33,7 +35,9 @@ Registered: TypeAlias = (
     | Annotated[DebertaSection, pydantic.Tag("deberta")]
     | Annotated[DistilBertSection, pydantic.Tag("distilbert")]
     | Annotated[ElectraSection, pydantic.Tag("electra")]
+    | Annotated[EuroBertSection, pydantic.Tag("eurobert")]
     | Annotated[ModernBertSection, pydantic.Tag("modernbert")]
+    | Annotated[NeoBertSection, pydantic.Tag("neobert")]
     | Annotated[RobertaSection, pydantic.Tag("roberta")]
 )
 

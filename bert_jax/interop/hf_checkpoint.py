@@ -173,7 +173,7 @@ def _placements(
 ) -> list[tensor_conversion.Placement]:
     """Returns a placement for each Hugging Face tensor."""
     rules = format.names(prefix, heads.task)
-    return tensor_conversion.expand(rules, definition, vocab_size=architecture.vocab_size)
+    return tensor_conversion.expand(rules, definition, architecture=architecture)
 
 
 def _choose(

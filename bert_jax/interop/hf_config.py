@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from bert_jax.encoders.hf_format import (
-    BARE,
     PROBLEMS,
     ClassHeads,
     HfConfig,
@@ -59,7 +58,7 @@ def read_config(path: Path) -> HfModelConfig:
     chosen = formats[found]
     config = validate(chosen.config, values, source=str(path))
     classes = chosen.class_names(found)
-    bare = chosen.model_types[found] + BARE
+    bare = chosen.model_types[found] + chosen.bare
     name = config.architectures[0] if config.architectures else bare
     if name not in classes:
         raise UserError(

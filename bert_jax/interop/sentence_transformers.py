@@ -271,7 +271,7 @@ def _read_projection(
 ) -> tensor_conversion.Params:
     """Returns the parameters of the head. Without a bias in the file, the bias is 0."""
     placements = tensor_conversion.expand(
-        layer.rules, _of_head(model, heads, layer.rules), vocab_size=model.architecture.vocab_size
+        layer.rules, _of_head(model, heads, layer.rules), architecture=model.architecture
     )
     ours = _of_head(model, heads, _rules(bias=True)).params
     return tensor_conversion.read_params(layer.source, placements, ours, ignored={})
@@ -280,7 +280,7 @@ def _read_projection(
 def _write_dense(directory: Path, model: tensor_conversion.Pretrained) -> None:
     rules = _rules(bias=True)
     placements = tensor_conversion.expand(
-        rules, _of_head(model, model.heads, rules), vocab_size=model.architecture.vocab_size
+        rules, _of_head(model, model.heads, rules), architecture=model.architecture
     )
     specs = {
         each.name: tensor_conversion.TensorSpec(each.shape, np.dtype(np.float32))

@@ -87,28 +87,31 @@ class Placement(NamedTuple):
     shape: tuple[int, ...]
     parts: tuple[Part, ...]  # one after the other along the first axis
     ends: tuple[int, ...]  # index after each part
+    order: np.ndarray | None  # place of each row of the parts in their tensor
 
     def take(self, ours: Mapping[str, Any]) -> np.ndarray:
         """Returns their tensor from our tensors by path: a view if it has one part."""
         found = [each.take(np.asarray(ours[each.rule.ours])) for each in self.parts]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        whole = found[0] if len(found) == 1 else np.concatenate(found)
+        return whole if self.order is None else whole[np.argsort(self.order)]
 
     def put(self, ours: Mapping[str, np.ndarray], theirs: np.ndarray) -> None:
         """Copies their tensor into our tensors."""
+        theirs = theirs if self.order is None else theirs[self.order]
         parts = np.split(theirs, self.ends[:-1]) if len(self.parts) > 1 else [theirs]
         for each, part in zip(self.parts, parts, strict=True):
             each.put(ours[each.rule.ours], part)
 
 
 def expand(
-    table: Sequence[NameRule], model: ModelDefinition, *, vocab_size: int
+    table: Sequence[NameRule], model: ModelDefinition, *, architecture: EncoderArchitecture
 ) -> list[Placement]:
     """Returns a placement for every tensor of a model in another format, in the table's order.
 
     Args:
         table: rules for all tensors. Rules for heads that the model lacks have no effect.
         model: shapes and logical axes of our tensors.
-        vocab_size: number of vocabulary rows without padding.
+        architecture: sizes of the model.
 
     Raises:
         ValueError: if the table lacks one of our tensors.
@@ -119,7 +122,7 @@ def expand(
         raise ValueError(f"not in the table of names: {', '.join(forgotten)}")
     found = [rule for rule in table if rule.ours in shapes]
     return [
-        _placement(tuple(rules), layer, shapes, axes, vocab_size)
+        _placement(tuple(rules), layer, shapes, axes, architecture)
         for _, rules in itertools.groupby(found, key=lambda rule: rule.theirs)
         for rules in [list(rules)]
         for layer in _layers(rules[0], shapes, axes)
@@ -138,19 +141,20 @@ def _placement(
     layer: int | None,
     shapes: Mapping[str, tuple[int, ...]],
     axes: Mapping[str, tuple[str, ...]],
-    vocab_size: int,
+    architecture: EncoderArchitecture,
 ) -> Placement:
     # A broadcast array has the shape, but needs no memory.
     empty = {rule.ours: np.broadcast_to(np.float32(0), shapes[rule.ours]) for rule in rules}
     parts = [
-        Part(rule, layer, vocab_size if axes[rule.ours][0] == VOCAB_AXIS else None)
+        Part(rule, layer, architecture.vocab_size if axes[rule.ours][0] == VOCAB_AXIS else None)
         for rule in rules
     ]
     sizes = [each.take(empty[each.rule.ours]).shape for each in parts]
     ends = tuple(itertools.accumulate(size[0] for size in sizes))
     number = None if layer is None else layer + rules[0].first_layer
     name = rules[0].theirs.format(layer=number)
-    return Placement(name, (ends[-1], *sizes[0][1:]), tuple(parts), ends)
+    order = None if rules[0].order is None else rules[0].order(architecture)
+    return Placement(name, (ends[-1], *sizes[0][1:]), tuple(parts), ends, order)
 
 
 def read_params(

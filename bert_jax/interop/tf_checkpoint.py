@@ -129,9 +129,7 @@ def _placements(
 ) -> tuple[Params, Sequence[Placement]]:
     """Returns the shapes of our parameters, and a placement for each TensorFlow variable."""
     definition = definition_of(architecture, heads)
-    return definition.params, expand(
-        names(heads.task), definition, vocab_size=architecture.vocab_size
-    )
+    return definition.params, expand(names(heads.task), definition, architecture=architecture)
 
 
 def _find_heads(source: TfBundle) -> HeadsSection:

@@ -1,4 +1,4 @@
-"""LayerNorm kernels that read their input once, forward and backward.
+"""LayerNorm and RMSNorm kernels that read their input once, forward and backward.
 
 The backward kernel also applies dropout to the gradient of a term, or adds the gradient of a
 residual sum, and sums gradients over tokens. XLA would make four passes. The forward kernel does
@@ -79,16 +79,18 @@ def fits(width: int) -> bool:
     return width % LANES == 0 and width <= MOST_NUMBERS
 
 
-def normalised(x: Array, scale: Array, bias: Array | None, *, eps: float) -> Array:
+def normalised(
+    x: Array, scale: Array, bias: Array | None, *, eps: float, rms: bool = False
+) -> Array:
     """Returns ``(x − mean) / √(variance + eps) · scale + bias`` over the last axis.
 
     `x` is [B, L, D]. The result has its shape and dtype. `scale` and `bias` are float32 [D]. If
-    `bias` is None, nothing is added.
+    `bias` is None, nothing is added. If `rms`, the mean counts as 0: this is RMSNorm.
     """
     operands = [("tokens", x), ("vector", scale[None])]
     if bias is not None:
         operands.append(("vector", bias[None]))
-    (out,) = _run(_forward_kernel, operands, ("tokens",), eps=eps, dropped=None)
+    (out,) = _run(_forward_kernel, operands, ("tokens",), eps=eps, dropped=None, rms=rms)
     return out
 
 
@@ -111,7 +113,7 @@ def norm_gradients(
 
 
 def pre_norm_gradients(
-    gradient: Array, x: Array, scale: Array, of_residual: Array, *, eps: float
+    gradient: Array, x: Array, scale: Array, of_residual: Array, *, eps: float, rms: bool = False
 ) -> tuple[Array, Array]:
     """Returns the gradients of `x` and `scale` for ``normalised(x, scale, None)`` next to `x`.
 
@@ -121,7 +123,11 @@ def pre_norm_gradients(
     operands = [("tokens", each) for each in (gradient, x, of_residual)]
     operands.insert(2, ("vector", scale[None]))
     found, sums = _run(
-        _backward_kernel, operands, ("tokens", "sum"), eps=eps, dropped=None, residual=True
+        *(_backward_kernel, operands, ("tokens", "sum")),
+        eps=eps,
+        dropped=None,
+        residual=True,
+        rms=rms,
     )
     return found, sums.sum((0, 1))
 
@@ -134,6 +140,7 @@ def _run(
     eps: float,
     dropped: Dropped | None,
     residual: bool = False,
+    rms: bool = False,
 ) -> tuple[Array, ...]:
     """Runs a kernel on each device, for the device's rows. Returns `results`."""
     names, arrays = zip(*operands, strict=True)
@@ -147,6 +154,7 @@ def _run(
             scale_up=1.0 if dropped is None else dropped.scale_up,
             eps=eps,
             residual=residual,
+            rms=rms,
             cores=cores_of_device(),
         )
         # The gradients of padding tokens are zero, so they do not change sums.
@@ -198,6 +206,7 @@ class _Shape:
     scale_up: float  # scale of elements that dropout keeps
     eps: float  # constant added to the variance
     residual: bool  # whether the backward kernel adds the gradient of a residual sum
+    rms: bool  # whether the mean counts as 0
     cores: int  # cores of the device
 
     @property
@@ -339,7 +348,8 @@ def _backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: _Shap
         centred, inverse = _statistics(x[at], shape)
         normed = centred * inverse
         scaled = of_out * scale[...]
-        of_sum = inverse * (scaled - _mean(scaled) - normed * _mean(scaled * normed))
+        along = scaled if shape.rms else scaled - _mean(scaled)
+        of_sum = inverse * (along - normed * _mean(scaled * normed))
         for one in residual:
             of_sum = of_sum + one[at].astype(jnp.float32)
         out[at] = of_sum.astype(out.dtype)
@@ -377,7 +387,7 @@ def _for_each_chunk(body: Callable[[Chunk, Any], Any], start: Any, shape: _Shape
 def _statistics(x: Array, shape: _Shape) -> tuple[Array, Array]:
     """Returns the centred tokens, float32, and their inverse standard deviations."""
     wide = x.astype(jnp.float32)
-    centred = wide - _mean(wide)
+    centred = wide if shape.rms else wide - _mean(wide)
     return centred, jax.lax.rsqrt(_mean(jnp.square(centred)) + shape.eps)
 
 

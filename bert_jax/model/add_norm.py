@@ -1,4 +1,4 @@
-"""LayerNorm next to a residual sum.
+"""LayerNorm or RMSNorm next to a residual sum.
 
 `add_norm` is the end of each half of a post-LayerNorm layer: bias, dropout, residual sum and
 LayerNorm. `pre_norm` is the start of each half of a pre-LayerNorm layer.
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from bert_jax.kernels.norm import Dropped, fits, norm_gradients, normalised, pre_norm_gradients
 from bert_jax.model.dropout import TileFactors, drop, masked
-from bert_jax.model.elementwise import layer_norm
-from bert_jax.model.layers import Dense, LayerNorm, ScaledNorm
+from bert_jax.model.elementwise import layer_norm, rms_norm
+from bert_jax.model.layers import Dense, LayerNorm, RmsNorm, ScaledNorm
 
 Array = jax.Array
 
@@ -101,23 +101,26 @@ def pre_norm(x_BLD: Array, scale: Array, *, norm: ScaledNorm) -> tuple[Array, Ar
     `x_BLD` has the execution's dtype. Use the returned `x` for the residual sum: the backward
     kernel then adds the two gradients of `x`.
     """
+    rms = isinstance(norm, RmsNorm)
     if norm.fused:
-        return _pre_norm(x_BLD, scale, norm.eps)
+        return _pre_norm(x_BLD, scale, norm.eps, rms)
+    if rms:
+        return x_BLD, rms_norm(x_BLD, scale, norm.eps, norm.dtype)
     return x_BLD, layer_norm(x_BLD, scale, jnp.zeros_like(scale), norm.eps, norm.dtype)
 
 
 def _pre_forward(
-    x: Array, scale: Array, eps: float
+    x: Array, scale: Array, eps: float, rms: bool
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    return (x, normalised(x, scale, None, eps=eps)), (x, scale)
+    return (x, normalised(x, scale, None, eps=eps, rms=rms)), (x, scale)
 
 
 def _pre_backward(
-    eps: float, kept: tuple[Array, Array], gradients: tuple[Array, Array]
+    eps: float, rms: bool, kept: tuple[Array, Array], gradients: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     of_x, of_normed = gradients
-    return pre_norm_gradients(of_normed, *kept, of_x, eps=eps)
+    return pre_norm_gradients(of_normed, *kept, of_x, eps=eps, rms=rms)
 
 
-_pre_norm = jax.custom_vjp(lambda *arguments: _pre_forward(*arguments)[0], nondiff_argnums=(2,))
+_pre_norm = jax.custom_vjp(lambda *arguments: _pre_forward(*arguments)[0], nondiff_argnums=(2, 3))
 _pre_norm.defvjp(_pre_forward, _pre_backward)

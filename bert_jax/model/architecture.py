@@ -11,7 +11,7 @@ import pydantic
 from bert_jax.errors import SettingError
 from bert_jax.section import Section
 
-Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
+Activation = Literal["gelu_tanh", "gelu_erf", "relu", "silu"]
 PositionEmbedding = Literal["learned", "sinusoidal", "none"]
 Sublayer = Literal["attention", "ffn"]
 """A part of a layer, with the LayerNorm that follows it in post-LayerNorm layers."""
@@ -58,6 +58,11 @@ class EncoderArchitecture(Section):
     def head_dim(self) -> int:
         """Width of an attention head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of keys and values. Each serves as many consecutive heads of queries."""
+        return self.num_attention_heads
 
     @property
     def embedding_width(self) -> int:

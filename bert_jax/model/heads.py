@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import jax.numpy as jnp
 from flax import nnx
@@ -16,7 +16,7 @@ from bert_jax.model.cross_entropy import (
     cross_entropy,
     decoded_cross_entropy,
 )
-from bert_jax.model.initial import Constant
+from bert_jax.model.initial import Constant, TruncatedNormal
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param
 from bert_jax.model.section import Dtype, Execution, Implementation, PoolingSection
 from bert_jax.model.tied_embedding import decoded, shares_of
@@ -38,8 +38,12 @@ HEAD_GROUPS: Final = (
 class MlmDecoder(nnx.Module):
     """A decoder with the embedding table as its matrix, and a bias."""
 
+    has_bias: ClassVar[bool] = True
+
     def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
-        self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
+        if self.has_bias:
+            self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
+        self.padded_size = architecture.padded_vocab_size
         self.vocab_size = architecture.vocab_size
         self.gradient_dtype: Dtype = execution.sum_dtype
         self.dtype: Dtype = execution.dtype
@@ -91,12 +95,45 @@ class MlmDecoder(nnx.Module):
 
     def _bias(self) -> Array:
         """Returns the bias, with −1e9 for the padding of the vocabulary."""
-        is_piece = jnp.arange(self.bias.shape[0]) < self.vocab_size
-        return jnp.where(is_piece, self.bias[...], NO_PIECE)
+        is_piece = jnp.arange(self.padded_size) < self.vocab_size
+        return jnp.where(is_piece, self.bias[...] if self.has_bias else 0.0, NO_PIECE)
 
 
 def _flat(rows_BPD: Array) -> Array:
     return rows_BPD.reshape(-1, rows_BPD.shape[-1])
+
+
+class UntiedDecoder(MlmDecoder):
+    """A decoder with a matrix of its own instead of the embedding table, without a bias."""
+
+    has_bias = False
+
+    def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
+        super().__init__(architecture=architecture, execution=execution)
+        pieces = TruncatedNormal(architecture.initializer_range, rows=architecture.vocab_size)
+        size = architecture.padded_vocab_size, architecture.hidden_size
+        self.word = param(size, ("vocab", "embed"), pieces, read=execution.dtype)
+
+    def __call__(
+        self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array | None = None
+    ) -> Float[Array, "batch predictions vocab"]:
+        """Returns the logits, see `MlmDecoder`. The embedding table and its shares have no use."""
+        del table_VD, shares_SVD
+        return super().__call__(hidden_BPD, self.word[...])
+
+    def scored(
+        self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array, labels_BP: Array
+    ) -> Scored:
+        """Returns the scores, see `MlmDecoder`. The embedding table and its shares have no use."""
+        del table_VD, shares_SVD
+        own = self.word[...]
+        return super().scored(hidden_BPD, own, shares_of(own, self.gradient_dtype), labels_BP)
+
+
+class BiasedUntiedDecoder(UntiedDecoder):
+    """A decoder with a matrix of its own and a bias."""
+
+    has_bias = True
 
 
 class MlmHead(MlmDecoder):

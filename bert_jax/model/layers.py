@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 from bert_jax.kernels.precision import precision_of
 from bert_jax.model.architecture import Activation, EncoderArchitecture
-from bert_jax.model.elementwise import gelu_tanh, layer_norm
+from bert_jax.model.elementwise import gelu_tanh, layer_norm, rms_norm
 from bert_jax.model.initial import Constant, Initial, TruncatedNormal
 from bert_jax.model.row_key import fold_in
 from bert_jax.model.section import Dtype, Execution
@@ -30,6 +30,7 @@ ACTIVATIONS: Final[dict[Activation, Callable[[Array], Array]]] = {
     "gelu_tanh": gelu_tanh,
     "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
     "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
 }
 
 
@@ -257,6 +258,14 @@ class ScaledNorm(nnx.Module):
         """Normalises `x` [..., D]. Returns the execution's dtype."""
         scale = self.scale[...]
         return layer_norm(x, scale, jnp.zeros_like(scale), self.eps, self.dtype)
+
+
+class RmsNorm(ScaledNorm):
+    """Normalisation by the root mean square, which subtracts no mean (arXiv 1910.07467)."""
+
+    def __call__(self, x: Array) -> Array:
+        """Normalises `x` [..., D]. Returns the execution's dtype."""
+        return rms_norm(x, self.scale[...], self.eps, self.dtype)
 
 
 class LayerNorm(ScaledNorm):

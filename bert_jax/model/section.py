@@ -243,7 +243,9 @@ class ModelSection(Section):
 
     architecture_type: ClassVar[type[EncoderArchitecture]]
     named_sizes: ClassVar[Mapping[str, tuple[int, ...]]]
-    """The numbers of `SIZES` by `size`, and the width of the embeddings if it differs."""
+    """The values of `size_settings` by `size`. The last ones may be missing."""
+    size_settings: ClassVar[tuple[str, ...]] = (*SIZES, "embedding_size")
+    """The settings of the architecture that a size determines."""
 
     if TYPE_CHECKING:  # types and defaults differ between encoders
         kind: Any = ""
@@ -269,7 +271,7 @@ class ModelSection(Section):
         del vocab_size
         if self.size is None:
             return None
-        values = zip((*SIZES, "embedding_size"), self.named_sizes[self.size], strict=False)
+        values = zip(self.size_settings, self.named_sizes[self.size], strict=False)
         return SizeSource("size", self.size, dict(values))
 
     def of_task(self, heads: HeadsSection) -> HeadsSection:

@@ -38,7 +38,7 @@ def execution_on(
         UserError: the mesh does not divide the attention heads, or the devices cannot execute the
             model.
     """
-    check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
+    check_divides(mesh, "heads", architecture.key_heads, key="mesh.tensor")
     if not chosen and execution.dtype != "float32" and mesh.devices.flat[0].platform == "cpu":
         say(SLOWER)
         execution = execution.model_copy(update={"dtype": "float32"})

@@ -127,14 +127,26 @@ def marks_of(spec: Spec, source: str) -> Marks:
         pass  # two words and one word would have the same pieces
     elif "ByteLevel" in kinds and model == "BPE":
         return "bytes"
-    elif "Metaspace" in kinds and all(part.get("replacement", "▁") == "▁" for part in parts):
+    elif "Metaspace" in kinds:
+        if all(part.get("replacement", "▁") == "▁" for part in parts):
+            return "metaspace"
+    elif _marks_spaces(spec) and {*kinds} <= {"Split", None}:
         return "metaspace"
     raise UserError(
         "tokenizer.pre_tokenizer",
-        f"found {kinds}, allowed: ByteLevel with a BPE model or Metaspace with ▁, which must mark "
-        f"spaces, or {one_of(_SPLIT_AT_SPACES)} with WordPiece. Such a tokenizer cannot be "
-        "imported.",
+        f"found {kinds}, allowed: ByteLevel with a BPE model, Metaspace with ▁, or Split after a "
+        "normalizer that replaces spaces by ▁, all of which must mark spaces, or "
+        f"{one_of(_SPLIT_AT_SPACES)} with WordPiece. Such a tokenizer cannot be imported.",
         place=f"{source}: pre_tokenizer",
+    )
+
+
+def _marks_spaces(spec: Spec) -> bool:
+    """Returns whether the normalizer replaces every space by ``▁``, as Gemma's does."""
+    return any(
+        (part.get("type"), part.get("pattern"), part.get("content"))
+        == ("Replace", {"String": " "}, "▁")
+        for part in parts_of(spec["normalizer"], "normalizers")
     )
 
 

@@ -12,9 +12,9 @@ from flax import nnx
 from transformers import ModernBertForMaskedLM
 
 from bert_jax.encoders.build import encoder_builder
-from bert_jax.encoders.modernbert.local_attention import local_attention
 from bert_jax.encoders.modernbert.model import ModernBert
 from bert_jax.interop.hf_checkpoint import read_hf
+from bert_jax.model.local_attention import local_attention
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -118,7 +118,7 @@ def test_the_mean_of_a_bfloat16_row_counts_every_token() -> None:
 
 def test_parts_of_a_batch_on_one_cpu_change_nothing() -> None:
     rng = np.random.default_rng(0)
-    q, k, v = rng.normal(size=(3, 4, 256, 4, 16)).astype(np.float32)
+    q, k, v = jnp.asarray(rng.normal(size=(3, 4, 256, 4, 16)).astype(np.float32))
     segments = jnp.asarray(np.repeat(rng.integers(1, 3, (4, 8)), 32, axis=1), jnp.int32)
 
     def attended(q: jax.Array) -> jax.Array:

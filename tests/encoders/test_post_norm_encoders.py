@@ -1,4 +1,4 @@
-"""Encoders with BERT's layers against Hugging Face's: states, logits, losses, every gradient."""
+"""Encoders against Hugging Face's: states, logits, losses, every gradient."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-import transformers
 from flax import nnx
 from transformers import PreTrainedModel
 
@@ -18,10 +17,16 @@ from bert_jax.encoders.registry import read_model_section
 from bert_jax.encoders.roberta.section import RobertaArchitecture
 from bert_jax.interop.hf_checkpoint import read_hf
 from bert_jax.model.cross_entropy import cross_entropy
-from bert_jax.model.post_norm_model import PostNormModel
+from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, Remat
 from bert_jax.train.state import define_model
-from tests.interop.hf_checkpoints import hf_model, save, small_config, under_their_names
+from tests.interop.hf_checkpoints import (
+    hf_model,
+    model_class,
+    save,
+    small_config,
+    under_their_names,
+)
 from tests.project import refuses
 from tests.train.harness import QUICK
 
@@ -42,6 +47,10 @@ class Case(NamedTuple):
     remat: Remat = "none"
 
 
+_FOUR_HEADS = {"num_attention_heads": 4}
+_THREE_HEADS = {"hidden_size": 36, "num_attention_heads": 3}
+# States grow from layer to layer, and so does their rounding.
+_DEEP = {"num_hidden_layers": 4, "initializer_range": 0.1}
 CASES = [
     Case("RobertaForMaskedLM", {"num_hidden_layers": 1, "vocab_size": 131}, (9, 4)),
     Case("RobertaForMaskedLM", {"pad_token_id": 1, "hidden_act": "relu"}, (5, 17, 11), packed=True),
@@ -110,6 +119,41 @@ CASES = [
         unroll=1,
     ),
     Case("DebertaV2ForSequenceClassification", {"num_labels": 3, "hidden_act": "relu"}, (8, 25)),
+    Case("EuroBertForMaskedLM", {"num_hidden_layers": 1, "vocab_size": 131}, (9, 4)),
+    Case("EuroBertForMaskedLM", {**_FOUR_HEADS, "num_key_value_heads": 2}, (7, 21, 5), packed=True),
+    Case(
+        "EuroBertForMaskedLM",
+        {**_THREE_HEADS, **_DEEP, "num_key_value_heads": 1},
+        (39, 4),
+        unroll=1,
+    ),
+    Case(
+        "EuroBertForMaskedLM",
+        {
+            **{**_DEEP, "num_hidden_layers": 5, "num_attention_heads": 1},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 250.0},
+        },
+        (12,),
+        unroll=2,
+        remat="full",
+    ),
+    Case("EuroBertForMaskedLM", {"hidden_act": "gelu", "intermediate_size": 50}, (3, 30)),
+    Case("EuroBertForMaskedLM", {"rms_norm_eps": 0.3}, (9, 33), packed=True, remat="attention"),
+    *(
+        Case(
+            "EuroBertForSequenceClassification",
+            {"num_labels": 3, "classifier_pooling": pooling, "num_hidden_layers": 1},
+            (8, 5),
+        )
+        for pooling in ("late", "bos", "mean")
+    ),
+    Case("NeoBERTLMHead", {"num_hidden_layers": 1, "vocab_size": 131}, (9, 4)),
+    Case("NeoBERTLMHead", {**_FOUR_HEADS, "norm_eps": 0.3}, (7, 21, 5), packed=True),
+    Case("NeoBERTLMHead", {**_THREE_HEADS, **_DEEP}, (39, 4), unroll=1),
+    Case("NeoBERTLMHead", {"intermediate_size": 50, "num_attention_heads": 1}, (3, 30)),
+    Case("NeoBERTLMHead", {"num_attention_heads": 16, "num_hidden_layers": 3}, (12,), unroll=2),
+    Case("NeoBERTLMHead", {"intermediate_size": 12}, (9, 33), packed=True, remat="full"),
+    Case("NeoBERTForSequenceClassification", {"num_labels": 3}, (8, 5)),
 ]
 
 
@@ -158,7 +202,7 @@ def their_results(model: PreTrainedModel, examples: Examples) -> Any:
     name = type(model).__name__
     if "PreTraining" in name:
         labels = examples.ids % 2
-    elif "MaskedLM" in name:
+    elif name.endswith(("MaskedLM", "LMHead")):
         labels = np.full(examples.ids.shape, NOT_PREDICTED)
         np.put_along_axis(labels, examples.positions, examples.answers, 1)
     else:
@@ -168,7 +212,7 @@ def their_results(model: PreTrainedModel, examples: Examples) -> Any:
     return found
 
 
-def our_logits(model: PostNormModel, batch: dict[str, jax.Array], *, vocab_size: int) -> jax.Array:
+def our_logits(model: EncoderModel, batch: dict[str, jax.Array], *, vocab_size: int) -> jax.Array:
     hidden = model.hidden(batch, dropout_key=None)
     if model.heads.task is not None:
         return model.task_logits(hidden, batch["segment_ids"])
@@ -178,7 +222,7 @@ def our_logits(model: PostNormModel, batch: dict[str, jax.Array], *, vocab_size:
     return logits[..., :vocab_size].reshape(-1, PREDICTIONS, vocab_size)
 
 
-def our_loss(model: PostNormModel, batch: dict[str, jax.Array]) -> jax.Array:
+def our_loss(model: EncoderModel, batch: dict[str, jax.Array]) -> jax.Array:
     if model.heads.mlm:
         return model.scored(batch, dropout_key=None).mlm.loss.mean()
     logits = our_logits(model, batch, vocab_size=0)
@@ -191,7 +235,7 @@ def our_loss(model: PostNormModel, batch: dict[str, jax.Array]) -> jax.Array:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind} {case.changes}")
 def test_states_logits_loss_and_gradients_equal_hugging_faces(tmp_path: Path, case: Case) -> None:
-    kind = getattr(transformers, case.kind)
+    kind = model_class(case.kind)
     config = small_config(case.kind, **case.changes)
     theirs = hf_model(kind, config, seed=len(case.lengths))
     found, examples = read_hf(save(theirs, tmp_path)), Examples.of(case, config)
@@ -202,7 +246,7 @@ def test_states_logits_loss_and_gradients_equal_hugging_faces(tmp_path: Path, ca
     params = jax.tree.map(jnp.asarray, found.params)
 
     def compute(params: Any) -> Any:
-        model: PostNormModel = nnx.merge(definition.graphdef, params)
+        model: EncoderModel = nnx.merge(definition.graphdef, params)
         logits = our_logits(model, batch, vocab_size=config.vocab_size)
         return our_loss(model, batch), (model.encoder.every_layer(batch), logits)
 

@@ -20,6 +20,7 @@ from transformers import (
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
+    EuroBertConfig,
     ModernBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -41,6 +42,7 @@ from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import abstract_params, define_model, draw_params
 from bert_jax.verbs.import_checkpoint import import_checkpoint
+from tests.interop import reference_neobert
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 Config = TypeVar("Config", bound=PreTrainedConfig)
@@ -58,7 +60,7 @@ DEBERTA_V3: dict[str, Any] = {
 }
 NEOBERT = {
     **{"vocab_size": 150, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
-    **{"intermediate_size": 60, "max_length": 40, "initializer_range": 0.2},
+    **{"intermediate_size": 60, "max_length": 40, "initializer_range": 0.2, "hidden_act": "SwiGLU"},
 }
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -86,7 +88,7 @@ def under_their_names(
     """Converts parameters or gradients of a model with heads to Hugging Face's names and shapes."""
     form, definition = format_of(architecture.kind), definition_of(architecture, heads)
     rules = form.names(form.prefix, heads.task)
-    return dict(their_tensors(tree, expand(rules, definition, vocab_size=architecture.vocab_size)))
+    return dict(their_tensors(tree, expand(rules, definition, architecture=architecture)))
 
 
 def bind(build: Callable[[], Any], params: Any) -> Any:
@@ -137,11 +139,19 @@ def roberta_config(kind: Callable[..., Config] = RobertaConfig, **changes: Any) 
     return hf_config(kind, **(values | changes))
 
 
+def model_class(kind: str) -> Any:
+    """Returns a class of Hugging Face's, or of NeoBERT, by its name."""
+    of_library: Any = getattr(transformers, kind, None)
+    return of_library or getattr(reference_neobert, kind)
+
+
 def small_config(kind: str, **changes: Any) -> PreTrainedConfig:
     """Returns a small configuration of a class of Hugging Face's: ``RobertaForMaskedLM``."""
-    own = getattr(transformers, kind).config_class
-    if issubclass(own, ModernBertConfig):
-        return modernbert_config(**changes)
+    own = model_class(kind).config_class
+    if issubclass(own, ModernBertConfig | EuroBertConfig):
+        return modernbert_config(own, **changes)
+    if issubclass(own, reference_neobert.NeoBERTConfig):
+        return own(**{**NEOBERT, **changes})
     if issubclass(own, DebertaV2Config):
         return hf_config(own, **{**DEBERTA_V3, **changes})
     if issubclass(own, ElectraConfig | AlbertConfig):

@@ -34,6 +34,7 @@ from tests.interop.hf_checkpoints import (
     hf_model,
     import_run,
     mixed_batch,
+    model_class,
     read_run,
     save,
     small_config,
@@ -62,8 +63,9 @@ def alternating(layers: int, every: int) -> list[str]:
     return [LOCAL if layer % every else GLOBAL for layer in range(layers)]
 
 
-# Keys of an export that only transformers 4 reads.
-OLDER = {"global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"}
+# Keys of an export that only transformers 4 reads, and one that names NeoBERT's code.
+OLDER = {"global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "rope_theta"}
+OLDER |= {"auto_map"}
 
 # Cases by name: model class, changes to the configuration, arguments of the class.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -171,6 +173,29 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "albert-question-answering": ("AlbertForQuestionAnswering", {"hidden_size": 36}, {}),
     "albert-multiple-choice": ("AlbertForMultipleChoice", {"num_hidden_layers": 1}, {}),
     "albert-bare": ("AlbertModel", {"num_hidden_layers": 3}, {}),
+    "euro-masked-lm": (
+        "EuroBertForMaskedLM",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": THETAS[GLOBAL]},
+        {},
+    ),
+    "euro-sequence": (
+        "EuroBertForSequenceClassification",
+        {**THREE, "problem_type": SINGLE, "classifier_pooling": "mean", "rms_norm_eps": 1e-3},
+        {},
+    ),
+    "euro-token": (
+        "EuroBertForTokenClassification",
+        {**THREE, "attention_dropout": 0.1, "hidden_act": "gelu"},
+        {},
+    ),
+    "euro-bare": ("EuroBertModel", {"hidden_size": 36, "num_attention_heads": 3}, {}),
+    "neo-masked-lm": ("NeoBERTLMHead", {"num_attention_heads": 4}, {}),
+    "neo-sequence": (
+        "NeoBERTForSequenceClassification",
+        {**THREE, "problem_type": SINGLE, "norm_eps": 1e-3},
+        {},
+    ),
+    "neo-bare": ("NeoBERT", {"hidden_size": 36, "num_attention_heads": 3}, {}),
     "modern-bare": ("ModernBertModel", {"hidden_size": 36, "num_attention_heads": 3}, {}),
     "deberta-masked-lm": ("DebertaV2ForMaskedLM", {"embedding_size": 24}, {}),
     "deberta-sequence": (
@@ -192,7 +217,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "deberta-bare": ("DebertaV2Model", {"num_hidden_layers": 3, "pos_att_type": "p2c"}, {}),
 }
 # Number of pieces in cases with more embedding rows.
-PIECES = {"masked-lm": 143, "token": 121, "modern-masked-lm": 143}
+PIECES = {
+    "masked-lm": 143,
+    "euro-masked-lm": 143,
+    "neo-masked-lm": 143,
+    "token": 121,
+    "modern-masked-lm": 143,
+}
 ROWS = 6
 # Expected labels and problem of the imported run.
 MEANING: dict[str, tuple[tuple[str, ...], str | None]] = {
@@ -204,6 +235,9 @@ MEANING: dict[str, tuple[tuple[str, ...], str | None]] = {
     "modern-sequence": (tuple(LABELS.values()), "single_label"),
     "modern-sequence-regression": (("LABEL_0",), "regression"),
     "modern-token": (tuple(LABELS.values()), None),
+    "euro-sequence": (tuple(LABELS.values()), "single_label"),
+    "euro-token": (tuple(LABELS.values()), None),
+    "neo-sequence": (tuple(LABELS.values()), "single_label"),
     "electra-sequence": (tuple(LABELS.values()), "single_label"),
     "electra-token": (tuple(LABELS.values()), None),
     "distil-sequence": (tuple(LABELS.values()), "single_label"),
@@ -225,7 +259,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loaded(kind: str, directory: Path, **options: Any) -> PreTrainedModel:
     """Loads a directory with `from_pretrained`, and asserts that it reports no problem."""
-    model, faults = getattr(transformers, kind).from_pretrained(
+    model, faults = model_class(kind).from_pretrained(
         directory, output_loading_info=True, attn_implementation="eager", **options
     )
     assert {name: list(found) for name, found in faults.items() if found} == {}
@@ -256,7 +290,7 @@ RARELY = [
 def test_round_trip_keeps_bytes_and_outputs(where: Path, case: str) -> None:
     kind, changes, options = CASES[case]
     config = small_config(kind, **changes)
-    model = hf_model(getattr(transformers, kind), config, **options)
+    model = hf_model(model_class(kind), config, **options)
     source = save(model, where / case, pieces=PIECES.get(case))
     found = import_run(source, where / f"{case}-run")
     output = export(str(where / f"{case}-run"), str(where / f"{case}-out"), to="hf", kind=kind)

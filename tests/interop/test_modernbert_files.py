@@ -147,7 +147,7 @@ def test_the_published_config_json_is_size_base(tmp_path: Path) -> None:
             "setting.value",
             "rope_parameters.full_attention.partial_rotary_factor",
         ),
-        ({"hidden_activation": "silu"}, "import.activation", "hidden_activation"),
+        ({"hidden_activation": "quick_gelu"}, "import.activation", "hidden_activation"),
     ],
 )
 def test_what_the_encoder_cannot_compute_is_refused(

@@ -196,7 +196,7 @@ def test_the_table_names_exactly_google_researchs_variables(
     labels = ("a", "b", "c") if task == "sequence_classification" else ()
     architecture = BertArchitecture(**config._asdict())
     model = definition_of(architecture, HeadsSection(task=task, labels=labels))
-    placements = expand(names(task), model, vocab_size=vocab_size)
+    placements = expand(names(task), model, architecture=architecture)
     theirs = pretraining_shapes(config)
     if task == "sequence_classification":
         theirs |= {"output_weights": (3, config.hidden_size), "output_bias": (3,)}

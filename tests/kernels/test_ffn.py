@@ -1,4 +1,4 @@
-"""Compares the kernels of `gelu_project` and `geglu_project`, interpreted, with plain JAX.
+"""Compares the kernels of `gelu_project` and `gated_project`, interpreted, with plain JAX.
 
 test_alone_compile.py compiles it for TPUs.
 """
@@ -19,7 +19,7 @@ from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.model.architecture import Activation
 from bert_jax.model.elementwise import gelu_erf, gelu_erf_and_slope
-from bert_jax.model.geglu_project import geglu_project
+from bert_jax.model.gated_project import gated_project
 from bert_jax.model.gelu_project import GELUS, gelu_project
 from bert_jax.model.layers import ACTIVATIONS, ParamUse, project
 from bert_jax.model.section import Execution, HeadsSection
@@ -61,13 +61,19 @@ def gelu_half(name: Activation) -> Half:
     return Half(fused, functools.partial(gelu, name=name), has_bias=True)
 
 
-def geglu(gate: Any, up: Any, kernel: Any) -> Any:
-    return project(ACTIVATIONS["gelu_erf"](gate) * up, kernel, use=USE)
+def gated(gate: Any, up: Any, kernel: Any, *, name: Activation) -> Any:
+    return project(ACTIVATIONS[name](gate) * up, kernel, use=USE)
+
+
+def gated_half(name: Activation) -> Half:
+    fused = functools.partial(gated_project, activation=name, use=USE)
+    return Half(fused, functools.partial(gated, name=name), has_bias=False)
 
 
 GELU, GELU_ERF = gelu_half("gelu_tanh"), gelu_half("gelu_erf")
-GEGLU = Half(functools.partial(geglu_project, use=USE), geglu, has_bias=False)
-every = pytest.mark.parametrize("half", [GELU, GELU_ERF, GEGLU], ids=["tanh", "erf", "geglu"])
+GEGLU, SWIGLU = gated_half("gelu_erf"), gated_half("silu")
+HALVES = {"gelu_tanh": GELU, "gelu_erf": GELU_ERF, "geglu": GEGLU, "swiglu": SWIGLU}
+every = pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -122,7 +128,7 @@ def test_gelu_and_its_slope_equal_the_exact_ones() -> None:
         (GELU, (5, 250), 128, 1024),
         (GEGLU, (2, 128), 128, 384),
         (GEGLU, (3, 77), 256, 200),  # the last block is partly outside the matrix
-        (GEGLU, (1, 5), 128, 640),
+        (SWIGLU, (1, 5), 128, 640),
         (GEGLU, (5, 250), 128, 128),  # several blocks of rows, and padding
     ],
 )
@@ -234,7 +240,6 @@ def test_berts_loss_and_gradients_equal_xlas(part: str, remat: str) -> None:
     assert max(relative_error(*pair) for pair in pairs) < 1e-5
 
 
-HALVES = {"gelu_tanh": GELU, "gelu_erf": GELU_ERF, "geglu": GEGLU}
 REGISTERS = st.integers(1, 6).map(lambda n: 128 * n)
 CASES = {
     "name": st.sampled_from(sorted(HALVES)),
@@ -248,7 +253,8 @@ CASES = {
 
 def check(*, name: str, rows: int, length: int, width: int, inner: int, parts: int) -> Outcome:
     """Compares a shape in float32. The limit is the one of bfloat16."""
-    kind, act = ("modernbert", "gelu_erf") if name == "geglu" else ("bert", name)
+    gates = {"geglu": "gelu_erf", "swiglu": "silu"}
+    kind, act = ("modernbert" if name in gates else "bert"), gates.get(name, name)
     sizes = {"hidden_size": 2 * width if kind == "modernbert" else width, "hidden_act": act}
     sizes |= {"num_attention_heads": 1, "intermediate_size": inner * parts}
     architecture = small_encoder(kind, **sizes)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bert_jax.model.add_norm import add_norm, pre_norm
 from bert_jax.model.dropout import tile_factors
 from bert_jax.model.layer_stack import REMAT
-from bert_jax.model.layers import Dense, LayerNorm, ScaledNorm
+from bert_jax.model.layers import Dense, LayerNorm, RmsNorm, ScaledNorm
 from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -50,14 +50,12 @@ def end(norm: Any, arrays: Any, vectors: Any, *, rate: float, remat: Any = "none
     return jax.grad(value, (0, 1, 2), has_aux=True)(residual, product, vectors)
 
 
-@functools.partial(jax.jit, static_argnames="norm")
-def start(norm: Any, arrays: Any, scale: Any) -> Any:
+@functools.partial(jax.jit, static_argnames=("norm", "kind"))
+def start(norm: Any, arrays: Any, scale: Any, *, kind: type[ScaledNorm] = ScaledNorm) -> Any:
     """Returns gradients and output of a weighted sum of a half's input and of its norm."""
     x, of_residual, of_normed = arrays
     execution = Execution(dtype=x.dtype.name, norm=norm)
-    module = ScaledNorm(
-        architecture=small_architecture(hidden_size=x.shape[-1]), execution=execution
-    )
+    module = kind(architecture=small_architecture(hidden_size=x.shape[-1]), execution=execution)
 
     def value(x: Any, scale: Any) -> tuple[Any, Any]:
         residual, normed = pre_norm(x, scale, norm=module)
@@ -103,9 +101,13 @@ def test_it_equals_xla(rows: int, length: int, width: int, rate: float) -> None:
 @pytest.mark.parametrize(
     ("rows", "length", "width"), [(6, 77, 256), (2, 400, 768), (1, 640, 1024), (5, 3, 128)]
 )
-def test_the_start_of_a_half_equals_xla(rows: int, length: int, width: int) -> None:
+@pytest.mark.parametrize("kind", [ScaledNorm, RmsNorm])
+def test_the_start_of_a_half_equals_xla(
+    rows: int, length: int, width: int, kind: type[ScaledNorm]
+) -> None:
     arrays, (_, scale, _) = drawn(rows, length, width)
-    assert_same(*(start(norm, arrays, scale) for norm in ("fused", "xla")))
+    arrays[0] = arrays[0] + 1  # a mean, which only LayerNorm subtracts
+    assert_same(*(start(norm, arrays, scale, kind=kind) for norm in ("fused", "xla")))
 
 
 @pytest.mark.parametrize("half", ["start", "end"])

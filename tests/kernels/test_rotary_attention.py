@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.encoders.modernbert.rotary import rotated, rotations
+from bert_jax.model.rotary import rotated, rotations
 from bert_jax.kernels.rotary_attention import rotary_attention
 from tests.kernels.search import (
     PARTS,

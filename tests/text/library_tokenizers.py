@@ -174,9 +174,92 @@ def camembert() -> CamembertTokenizer:
     return CamembertTokenizer(vocab=vocabulary, model_max_length=64)
 
 
+@cache
+def gemma() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer like Gemma's, which mmBERT has: ``▁`` for spaces, and pieces of bytes."""
+    names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    pipeline = tokenizers.Tokenizer(
+        models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    pipeline.normalizer = normalizers.Replace(" ", "▁")
+    pipeline.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    pipeline.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    # Many characters have no piece of their own: they are pieces of bytes.
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        limit_alphabet=100,
+        show_progress=False,
+        special_tokens=[*names, *(f"<0x{byte:02X}>" for byte in range(256))],
+    )
+    lines = lines_of_scripts(600, seed=1, also=[])
+    words = (f" {word}" for line in lines for word in line.split())
+    pipeline.train_from_iterator(words, trainer)
+    spec = json.loads(pipeline.to_str())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    spec["added_tokens"] = [
+        {"id": number, "content": name, **flags, "special": True}
+        for number, name in enumerate(names)
+    ]
+    pipeline = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    pipeline.add_tokens([AddedToken("▁▁", normalized=False), AddedToken("\n", normalized=False)])
+    pipeline.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>",
+        pair="<bos> $A <eos> $B <eos>",
+        special_tokens=[("<bos>", 2), ("<eos>", 1)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=pipeline,
+        model_max_length=64,
+        model_input_names=["input_ids", "attention_mask"],
+        **{f"{name[1:-1]}_token": name for name in names},
+        **{"cls_token": "<bos>", "sep_token": "<eos>"},
+    )
+
+
+@cache
+def llama() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer like Llama 3's, which EuroBERT has. Padding is the last token."""
+    model = _byte_bpe(())
+    pipeline = tokenizers.Tokenizer(
+        models.BPE(vocab=model["vocab"], merges=model["merges"], ignore_merges=True)
+    )
+    letters = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    pattern = tokenizers.Regex(rf"{letters}|\s*[\r\n]+|\s+(?!\S)|\s+")
+    pipeline.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    pipeline.decoder = decoders.ByteLevel()
+    names = ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>"]
+    pipeline.add_special_tokens([AddedToken(name, special=True) for name in names])
+    ids = pipeline.token_to_id
+    pipeline.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(
+                single=f"{names[0]} $A {names[1]}",
+                pair=f"{names[0]} $A {names[1]} $B {names[1]}",
+                special_tokens=[(name, ids(name)) for name in names[:2]],
+            ),
+        ]
+    )
+    roles = ("cls_token", 0), ("sep_token", 1), ("pad_token", 1), ("mask_token", 2)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=pipeline,
+        model_max_length=64,
+        model_input_names=["input_ids", "attention_mask"],
+        **{role: names[at] for role, at in roles},
+    )
+
+
 KINDS = {
     "roberta": roberta,
     "modernbert": modernbert,
+    "gemma": gemma,
     "xlm_roberta": xlm_roberta,
     "camembert": camembert,
 }

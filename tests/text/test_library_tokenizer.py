@@ -20,6 +20,7 @@ from tests.text.library_tokenizers import (
     MODERNBERT_TEXTS,
     SPECIAL_TEXTS,
     lines_of_scripts,
+    llama,
     saved,
 )
 
@@ -70,7 +71,7 @@ def test_special_pieces_and_separators_come_from_the_files(kind: str, own: Token
     assert own.special_pieces._asdict() == {
         name: getattr(theirs, f"{name}_token") for name in names
     }
-    assert own.separators == (1 if kind == "modernbert" else 2)
+    assert own.separators == (1 if kind in ("modernbert", "gemma") else 2)
     assert own.vocab_size == len(theirs)
 
 
@@ -188,6 +189,30 @@ def test_roles_may_be_objects_in_either_file(
     bare = edited(directory, tmp_path / "b", {})
     (bare / "tokenizer_config.json").unlink()
     assert load_tokenizer(bare).special == own.special
+
+
+def test_a_tokenizer_of_llama_may_pad_with_its_separator(tmp_path: Path) -> None:
+    """EuroBERT's does. It has no piece for unknown text."""
+    theirs = llama()
+    theirs.save_pretrained(tmp_path / "llama")
+    own = load_tokenizer(tmp_path / "llama")
+    lines = lines_of_scripts(300, seed=7, also=["<|mask|>", "1234567"])
+    found = theirs._tokenizer.encode_batch(lines, add_special_tokens=False)
+    without_mask = [at for at, each in enumerate(found) if theirs.mask_token_id not in each.ids]
+    assert 100 < len(without_mask) < 300
+    ours = own.encode_batch(lines)
+    assert [ours[at] for at in without_mask] == [found[at].ids for at in without_mask]
+    special = own.special
+    assert special.pad == special.sep == theirs.sep_token_id
+    row = theirs("a dog", "1234567")["input_ids"]
+    pair = [special.cls, *own.encode("a dog"), special.sep, *own.encode("1234567"), special.sep]
+    assert row == pair
+    # Llama's own rows have no last piece.
+    post = json.loads((tmp_path / "llama" / "tokenizer.json").read_text())["post_processor"]
+    post["processors"][1]["single"].pop()
+    short = edited(tmp_path / "llama", tmp_path / "short", {"post_processor": post})
+    with refuses("tokenizer.template", allowed="<|begin_of_text|> A <|end_of_text|>"):
+        load_tokenizer(short)
 
 
 def test_other_pipelines_are_refused(tmp_path: Path) -> None:

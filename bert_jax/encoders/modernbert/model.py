@@ -1,29 +1,16 @@
 """ModernBERT with the heads of a checkpoint."""
 
-from collections.abc import Mapping
-from typing import Final
-
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.encoders.modernbert.encoder import ModernBertEncoder
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
-from bert_jax.kernels import geglu_gradients
-from bert_jax.kernels.pallas_call import LANES
-from bert_jax.kernels.rotary_attention_tiles import WIDEST_WINDOW, longest_row
 from bert_jax.model.dropout import dropout
-from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.heads import HEAD_GROUPS, MlmDecoder, TaskHead
-from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
+from bert_jax.model.heads import MlmDecoder, TaskHead
 from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm
 from bert_jax.model.pooling import pooled_states
+from bert_jax.model.pre_norm_model import PreNormModel, pre_norm_groups
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
-
-# Widths of a head, and windows, in the kernel of rotary attention.
-HEAD_COLUMNS: Final = (64, 128)
-WINDOWS: Final = range(32, WIDEST_WINDOW + 1, 32)
 
 
 class PredictionHead(nnx.Module):
@@ -41,7 +28,7 @@ class PredictionHead(nnx.Module):
         return self.norm(self.activation(self.dense(x)))
 
 
-class ModernBert(EncoderModel):
+class ModernBert(PreNormModel):
     """ModernBERT with the heads of a `HeadsSection` (arXiv 2412.13663).
 
     The MLM head and the task head read the same prediction head.
@@ -49,30 +36,13 @@ class ModernBert(EncoderModel):
 
     mlm_head = MlmDecoder
 
-    groups = ParameterGroups(
-        (
-            ParameterGroup("encoder/word", "embeddings"),
-            ParameterGroup("encoder/norm", "embeddings"),
-            ParameterGroup("encoder/attention_norms", "layers", first_layer=1),
-            *(
-                ParameterGroup(f"encoder/layers/{part}", "layers")
-                for part in (
-                    *("query", "key", "value", "output"),
-                    *("ffn_norm", "gate", "up", "down"),
-                )
-            ),
-            ParameterGroup("encoder/last_norm", "layers", first_layer=-1),
-            ParameterGroup("head", "pooler", title="the prediction head"),
-            *HEAD_GROUPS,
-        )
-    )
+    groups = pre_norm_groups(first_normed=1)
 
     def __init__(
         self, *, architecture: ModernBertArchitecture, execution: Execution, heads: HeadsSection
     ) -> None:
         super().__init__(architecture=architecture, execution=execution, heads=heads)
         parts = {"architecture": architecture, "execution": execution}
-        self.encoder = ModernBertEncoder(**parts, causal=heads.causal)
         if heads.mlm or heads.task is not None:
             self.head = PredictionHead(**parts)
         if heads.task is not None:
@@ -80,26 +50,6 @@ class ModernBert(EncoderModel):
             self.task = TaskHead(outputs=heads.outputs, deviation=deviation, **parts)
             self.task_dropout = heads.task_dropout or 0.0
         self.pooling = architecture.pooling
-
-    @staticmethod
-    def limit(
-        part: Part,
-        execution: Execution,
-        architecture: ModernBertArchitecture,
-        parts: Mapping[str, int],
-        longest: int,
-        vmem: int | None,
-    ) -> Limit | None:
-        """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
-        if part == "loss":
-            return loss_limit(architecture, execution, vocab_parts=parts["vocab"])
-        if part == "norm":
-            return norm_limit(architecture)
-        if part == "ffn":
-            return _ffn_limit(architecture, execution)
-        return _attention_limit(
-            architecture, execution, parts=parts["heads"], most=longest_row(vmem), longest=longest
-        )
 
     def decoder_input(self, hidden_BPD: Array) -> Array:
         """Returns the input of the MLM head, [B, P, D]."""
@@ -129,41 +79,6 @@ class ModernBert(EncoderModel):
         if self.pooling == "cls":
             return self.read_token(hidden_BLD, segment_ids)
         return pooled_states(hidden_BLD, segment_ids, pool="mean")[:, None].astype(hidden_BLD.dtype)
-
-
-def _attention_limit(
-    architecture: ModernBertArchitecture,
-    execution: Execution,
-    *,
-    parts: int,
-    most: int,
-    longest: int,
-) -> Limit | None:
-    if architecture.attention_dropout:
-        return Limit(f"attention_dropout: {architecture.attention_dropout}", "0")
-    columns, heads = architecture.head_dim, architecture.num_attention_heads // parts
-    if columns not in HEAD_COLUMNS or heads * columns % LANES or execution.dtype != "bfloat16":
-        found = f"{heads} heads of {columns} columns on a device in {execution.dtype}"
-        return Limit(found, "pairs of 64-column heads, or 128-column heads, in bfloat16")
-    if longest > most:
-        return Limit(f"rows of {longest} tokens", f"up to {most}")
-    if architecture.window not in WINDOWS:
-        allowed = f"multiples of {WINDOWS.step} up to {WIDEST_WINDOW}"
-        return Limit(f"a window of {architecture.window} tokens", allowed)
-    return None
-
-
-def _ffn_limit(architecture: ModernBertArchitecture, execution: Execution) -> Limit | None:
-    if architecture.hidden_act != "gelu_erf":
-        return Limit(f"hidden_act: {architecture.hidden_act}", "gelu_erf")
-    if architecture.mlp_dropout:
-        return Limit(f"mlp_dropout: {architecture.mlp_dropout}", "0")
-    if execution.dtype != "bfloat16":
-        return Limit(f"dtype: {execution.dtype}", "bfloat16")
-    if geglu_gradients.fits(architecture.hidden_size):
-        return None
-    allowed = f"multiples of 128 up to {geglu_gradients.WIDEST}"
-    return Limit(f"a hidden size of {architecture.hidden_size}", allowed)
 
 
 MODEL = ModernBert

@@ -68,7 +68,7 @@ def open_step(request: CompileRequest, mesh: Mesh) -> OpenedStep:
     architecture = request.model.resolve(vocab_size=request.vocab_size)
     phase, key = request.train.phases[request.phase], f"train.phases.{request.phase}"
     architecture = architecture.with_changes(phase.architecture_changes(architecture, key=key))
-    check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
+    check_divides(mesh, "heads", architecture.key_heads, key="mesh.tensor")
     check_batches(request.train, mesh)
     objective = _objective(request, architecture, mesh)
     model = define_model(objective.build)

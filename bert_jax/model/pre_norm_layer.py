@@ -1,4 +1,4 @@
-"""A layer of ModernBERT.
+"""A layer that normalises the inputs of attention and FFN, with rotary positions.
 
 Shape suffixes: B batch, L length, Q tokens whose states are computed, D hidden size, F FFN width, H
 heads, K head columns.
@@ -12,19 +12,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.encoders.modernbert.local_attention import (
-    cudnn_local_attention,
-    is_short,
-    local_attention,
-)
-from bert_jax.encoders.modernbert.rotary import rotated
-from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.kernels.rotary_attention import rotary_attention
 from bert_jax.model.add_norm import pre_norm
 from bert_jax.model.cudnn_attention import cudnn_attention
 from bert_jax.model.dropout import dropout
-from bert_jax.model.geglu_project import geglu_project
-from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm, gather_positions, project_each
+from bert_jax.model.gated_project import gated_project
+from bert_jax.model.layers import (
+    ACTIVATIONS,
+    Linear,
+    RmsNorm,
+    ScaledNorm,
+    gather_positions,
+    project_each,
+)
+from bert_jax.model.local_attention import cudnn_local_attention, is_short, local_attention
+from bert_jax.model.pre_norm_architecture import PreNormArchitecture
+from bert_jax.model.rotary import rotated
 from bert_jax.model.section import AttentionImplementation, Execution
 from bert_jax.model.xla_attention import (
     Scores,
@@ -38,11 +41,17 @@ KEYS: Final = 3
 """Number of dropout keys of a layer: attention weights, attention output, FFN."""
 
 
-class ModernBertLayer(nnx.Module):
-    """Attention and GeGLU, each added to its input (pre-LayerNorm), without biases."""
+def norm_of(*, architecture: PreNormArchitecture, execution: Execution) -> ScaledNorm:
+    """Returns the norm of an architecture, RMSNorm or LayerNorm, without a bias."""
+    kind = ScaledNorm if architecture.subtracts_mean else RmsNorm
+    return kind(architecture=architecture, execution=execution)
+
+
+class PreNormLayer(nnx.Module):
+    """Attention and a gated FFN, each added to its input (pre-norm), without biases."""
 
     def __init__(
-        self, *, architecture: ModernBertArchitecture, execution: Execution, causal: bool
+        self, *, architecture: PreNormArchitecture, execution: Execution, causal: bool
     ) -> None:
         width, inner = architecture.hidden_size, architecture.intermediate_size
         heads, columns = architecture.num_attention_heads, architecture.head_dim
@@ -50,14 +59,15 @@ class ModernBertLayer(nnx.Module):
         dense = functools.partial(Linear, **parts)
         last = functools.partial(dense, deviation=architecture.output_range)
         self.query, self.key, self.value = (
-            dense((width, heads, columns), ("embed", "heads", "head_dim"), outputs=2)
-            for _ in range(3)
+            dense((width, count, columns), ("embed", "heads", "head_dim"), outputs=2)
+            for count in (heads, architecture.key_heads, architecture.key_heads)
         )
         self.output = last((heads, columns, width), ("heads", "head_dim", "embed"))
-        self.ffn_norm = ScaledNorm(**parts)
+        self.ffn_norm = norm_of(**parts)
         self.gate, self.up = (dense((width, inner), ("embed", "mlp")) for _ in range(2))
         self.down = last((inner, width), ("mlp", "embed"))
         self.architecture = architecture
+        self.groups = heads // architecture.key_heads
         self.causal = causal
         self.core: AttentionImplementation = execution.attention
         self.fused_ffn = execution.ffn == "fused"
@@ -70,23 +80,22 @@ class ModernBertLayer(nnx.Module):
         segment_ids: Int[Array, "batch length"],
         turn: tuple[Array, Array],
         *,
-        is_global: bool,
+        window: int | None,
         dropout_keys: Array | None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries hidden"]:
         """Returns the layer's output for `queries_BQ`, or for all tokens if there are none.
 
-        `normed_BLD` is what attention reads, `turn` the rotations of `is_global` layers or of local
-        layers. `dropout_keys` are [3], or None in evaluation.
+        `normed_BLD` is what attention reads, `turn` the layer's rotations, and `window` its
+        attention window. `dropout_keys` are [3], or None in evaluation.
         """
         weights_key, output_key, ffn_key = [None] * KEYS if dropout_keys is None else dropout_keys
-        window = None if is_global else self.architecture.window
         attended = self._attended(normed_BLD, segment_ids, turn, weights_key, window)
         if queries_BQ is not None:
             x_BLD, attended = (gather_positions(x, queries_BQ) for x in (x_BLD, attended))
         by_head = attended.reshape(*attended.shape[:2], -1, self.architecture.head_dim)
         attended = dropout(
-            self.output.without_bias(by_head), self.architecture.attention_dropout, output_key
+            self.output.without_bias(by_head), self.architecture.output_dropout, output_key
         )
         x_BQD = constrain(x_BLD + attended, "batch", "length", "hidden")
         x_BQD, normed_BQD = pre_norm(x_BQD, self.ffn_norm.scale[...], norm=self.ffn_norm)
@@ -103,9 +112,10 @@ class ModernBertLayer(nnx.Module):
     ) -> Array:
         """Returns the sums over values, [B, L, H · K]."""
         columns = self.architecture.head_dim
-        kernels = tuple(each.kernel[...] for each in (self.query, self.key, self.value))
-        products: Any = project_each(x_BLD.astype(self.query.dtype), kernels, self.query.use)
+        products = self._projected(x_BLD.astype(self.query.dtype))
         if self.core == "fused":
+            q, k, v = products
+            products = q, self._for_queries(k), self._for_queries(v)
             return rotary_attention(
                 products, segment_ids, turn, columns=columns, window=window, causal=self.causal
             )
@@ -116,8 +126,31 @@ class ModernBertLayer(nnx.Module):
 
         q, k, v = map(by_head, products)
         core = self._cudnn if self.core == "cudnn" else self._plain
-        attended = core(rotated(q, turn), rotated(k, turn), v, segment_ids, key, window)
+        q, k, v = rotated(q, turn), self._for_queries(rotated(k, turn)), self._for_queries(v)
+        attended = core(q, k, v, segment_ids, key, window)
         return attended.reshape(x_BLD.shape[0], x_BLD.shape[1], -1)
+
+    def _projected(self, x_BLD: Array) -> tuple[Array, Array, Array]:
+        """Returns queries, keys and values, [B, L, heads · K]."""
+        of_query, of_key, of_value = (
+            each.kernel[...] for each in (self.query, self.key, self.value)
+        )
+        each: Any = project_each
+        if self.groups == 1:
+            return each(x_BLD, (of_query, of_key, of_value), self.query.use)
+        # The kernels of one product have one width.
+        (query,) = each(x_BLD, (of_query,), self.query.use)
+        return query, *each(x_BLD, (of_key, of_value), self.key.use)
+
+    def _for_queries(self, x: Array) -> Array:
+        """Repeats keys or values [B, L, heads, …] for each head of queries that reads them."""
+        if self.groups == 1:
+            return x
+        batch, length, *rest = x.shape
+        by_head = x.reshape(batch, length, -1, 1, self.architecture.head_dim)
+        # A broadcast, unlike a repeat, keeps the sharding along heads.
+        repeated = jnp.broadcast_to(by_head, (*by_head.shape[:3], self.groups, by_head.shape[4]))
+        return repeated.reshape(batch, length, rest[0] * self.groups, *rest[1:])
 
     def _plain(
         self,
@@ -163,18 +196,22 @@ class ModernBertLayer(nnx.Module):
         segment_ids: Array,
         turn: tuple[Array, Array],
         *,
-        is_global: bool,
+        window: int | None,
     ) -> Scores:
         """Returns the scores before the softmax, in plain JAX. The arguments are as for a call."""
         q_BLHK, k_BLHK = (rotated(each(normed_BLD), turn) for each in (self.query, self.key))
-        window = None if is_global else self.architecture.window
+        k_BLHK = self._for_queries(k_BLHK)
         return attention_scores(q_BLHK, k_BLHK, segment_ids, window=window, causal=self.causal)
 
     def _fed(self, x_BLD: Array, key: Array | None) -> Array:
         gate_BLF = constrain(self.gate(x_BLD), "batch", "length", "mlp")
         up_BLF = constrain(self.up(x_BLD), "batch", "length", "mlp")
         if self.fused_ffn:
-            return geglu_project(gate_BLF, up_BLF, self.down.kernel[...], use=self.down.use)
+            return gated_project(
+                *(gate_BLF, up_BLF, self.down.kernel[...]),
+                activation=self.architecture.hidden_act,
+                use=self.down.use,
+            )
 
         def project(gate: Array, up: Array) -> Array:
             inner = ACTIVATIONS[self.architecture.hidden_act](gate) * up

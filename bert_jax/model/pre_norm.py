@@ -1,4 +1,4 @@
-"""ModernBERT's stack of layers.
+"""A stack of pre-norm layers with rotary positions, of ModernBERT and its relatives.
 
 Shape suffixes: B batch, L length, Q tokens whose states are computed, D hidden size, F FFN width, H
 heads, K head columns.
@@ -13,9 +13,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.encoders.modernbert.layer import KEYS, ModernBertLayer
-from bert_jax.encoders.modernbert.rotary import rotations
-from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.kernels.pallas_call import PACKED
 from bert_jax.model.add_norm import embedding_norm, pre_norm
 from bert_jax.model.dropout import dropout
@@ -28,22 +25,25 @@ from bert_jax.model.layer_stack import (
     split_layers,
     stacked,
 )
-from bert_jax.model.layers import ScaledNorm, param, subkey
+from bert_jax.model.layers import param, subkey
+from bert_jax.model.pre_norm_architecture import PreNormArchitecture
+from bert_jax.model.pre_norm_layer import KEYS, PreNormLayer, norm_of
+from bert_jax.model.rotary import rotations
 from bert_jax.model.section import Dtype, Execution, Remat
 from bert_jax.model.tied_embedding import looked_up, shares_of
 from bert_jax.parallel.sharding_rules import constrain
 
 
-class ModernBertEncoder(nnx.Module):
-    """Embeddings, layers and the last LayerNorm.
+class PreNormEncoder(nnx.Module):
+    """Embeddings, layers and the last norm.
 
-    The loop runs over groups of `global_every` layers, because each group has one global layer. The
-    first group is outside the loop, because layer 0 has no LayerNorm before attention. The last
+    The loop runs over groups of `period` layers: a group has one global layer of ModernBERT. The
+    first group is outside the loop, because layer 0 may have no norm before attention. The last
     layers are outside as well, because the last layer computes only the states that are read.
     """
 
     def __init__(
-        self, *, architecture: ModernBertArchitecture, execution: Execution, causal: bool
+        self, *, architecture: PreNormArchitecture, execution: Execution, causal: bool
     ) -> None:
         """Creates abstract parameters. For `causal`, see `HeadsSection`."""
         parts = {"architecture": architecture, "execution": execution}
@@ -51,11 +51,13 @@ class ModernBertEncoder(nnx.Module):
         pieces = TruncatedNormal(architecture.initializer_range, rows=architecture.vocab_size)
         size = architecture.padded_vocab_size, width
         self.word = param(size, ("vocab", "embed"), pieces, read=execution.dtype)
-        self.norm = ScaledNorm(**parts)
-        self.layers = stacked(ModernBertLayer(**parts, causal=causal), depth=depth)
-        if depth > 1:  # of all layers but the first
-            self.attention_norms = stacked(ScaledNorm(**parts), depth=depth - 1)
-        self.last_norm = ScaledNorm(**parts)
+        if architecture.norms_embeddings:
+            self.norm = norm_of(**parts)
+        self.layers = stacked(PreNormLayer(**parts, causal=causal), depth=depth)
+        normed = depth - architecture.norms_embeddings  # maybe all layers but the first
+        if normed:
+            self.attention_norms = stacked(norm_of(**parts), depth=normed)
+        self.last_norm = norm_of(**parts)
         self.architecture = architecture
         self.dtype: Dtype = execution.dtype
         self.gradient_dtype = execution.sum_dtype
@@ -118,11 +120,9 @@ class ModernBertEncoder(nnx.Module):
             zip(self.every_layer(batch)[:-1], layers, strict=True)
         ):
             layer = nnx.merge(nnx.graphdef(self.layers), params)
-            is_global = architecture.is_global(at)
             _, normed = self._normed(x_BLD, scale, at=at)
-            found = layer.scores(
-                normed, batch["segment_ids"], turns[is_global], is_global=is_global
-            )
+            turn, window = turns[architecture.theta_of(at)], architecture.window_of(at)
+            found = layer.scores(normed, batch["segment_ids"], turn, window=window)
             maps.append(found.probabilities)
         return jnp.stack(maps)
 
@@ -136,12 +136,15 @@ class ModernBertEncoder(nnx.Module):
     ) -> tuple[Array, Any]:
         """Returns the last layer's output, and what `read` returns of all states, stacked."""
         words_BLD = self.look_up(batch["input_ids"])[0] if words_BLD is None else words_BLD
-        x_BLD = embedding_norm(words_BLD, norm=self.norm, training=dropout_key is not None)
+        if self.architecture.norms_embeddings:
+            x_BLD = embedding_norm(words_BLD, norm=self.norm, training=dropout_key is not None)
+        else:
+            x_BLD = words_BLD.astype(self.dtype)
         x_BLD = constrain(x_BLD, "batch", "length", "hidden")
         x_BLD = dropout(x_BLD, self.architecture.embedding_dropout, subkey(dropout_key, 0))
         call = _Call(batch["segment_ids"], self._turns(batch), queries_BQ, read)
 
-        depth, every = self.architecture.num_hidden_layers, self.architecture.global_every
+        depth, every = self.architecture.num_hidden_layers, self.architecture.period
         first = min(every, depth)
         unrolled = dropout_key is None and self.unroll >= depth  # a scan would stack `by_layer`
         groups = 0 if unrolled else max(0, depth - first - 1) // every
@@ -166,20 +169,20 @@ class ModernBertEncoder(nnx.Module):
         """Returns the parameters, the scale before attention and the dropout keys of all layers."""
         depth = self.architecture.num_hidden_layers
         params = gathered_params(self.layers) if self.unroll < depth else nnx.state(self.layers)
-        scales = jnp.ones((1, self.architecture.hidden_size), jnp.float32)  # layer 0 has no norm
-        if depth > 1:
-            scales = jnp.concatenate([scales, self.attention_norms.scale[...]])
+        scales = [self.attention_norms.scale[...]] if hasattr(self, "attention_norms") else []
+        if self.architecture.norms_embeddings:  # layer 0 has no norm
+            scales.insert(0, jnp.ones((1, self.architecture.hidden_size), jnp.float32))
+        of_layers = jnp.concatenate(scales)
         key = subkey(dropout_key, 1)
         # All keys at once: XLA takes long to compile each operation that makes keys.
         keys = None if key is None else jax.random.split(key, (depth, KEYS))
-        return params, scales, keys
+        return params, of_layers, keys
 
-    def _turns(self, batch: Mapping[str, Array]) -> dict[bool, tuple[Array, Array]]:
-        """Returns the rotations of global and of local layers."""
-        length = batch["input_ids"].shape[1]
-        thetas = {True: self.architecture.global_theta, False: self.architecture.local_theta}
-        columns = self.architecture.head_dim
-        return {key: rotations(length, columns=columns, theta=thetas[key]) for key in thetas}
+    def _turns(self, batch: Mapping[str, Array]) -> dict[float, tuple[Array, Array]]:
+        """Returns the rotations by their base."""
+        length, columns = batch["input_ids"].shape[1], self.architecture.head_dim
+        thetas = dict.fromkeys(map(self.architecture.theta_of, range(self.architecture.period)))
+        return {theta: rotations(length, columns=columns, theta=theta) for theta in thetas}
 
     def _in_turn(
         self, x_BLD: Array, layers: Any, call: "_Call", *, start: int
@@ -201,22 +204,23 @@ class ModernBertEncoder(nnx.Module):
     def _normed(self, x_BLD: Array, scale: Array, *, at: int) -> tuple[Array, Array]:
         """Returns `x_BLD` for the residual sum, and the input of attention, see `pre_norm`.
 
-        Layer 0 has no LayerNorm, because embeddings have one.
+        Layer 0 has no norm if embeddings have one.
         """
-        return (x_BLD, x_BLD) if at == 0 else pre_norm(x_BLD, scale, norm=self.norm)
+        if at == 0 and self.architecture.norms_embeddings:
+            return x_BLD, x_BLD
+        return pre_norm(x_BLD, scale, norm=self.last_norm)
 
     def _layer(self, x_BLD: Array, of_layer: Any, *, call: "_Call", at: int) -> Array:
         params, scale, keys = of_layer
         module = nnx.merge(nnx.graphdef(self.layers), params)
         x_BLD, normed = self._normed(x_BLD, scale, at=at)
         is_last = at == self.architecture.num_hidden_layers - 1
-        is_global = self.architecture.is_global(at)
         return module(
             x_BLD,
             normed,
             call.segment_ids,
-            call.turns[is_global],
-            is_global=is_global,
+            call.turns[self.architecture.theta_of(at)],
+            window=self.architecture.window_of(at),
             dropout_keys=keys,
             queries_BQ=call.queries_BQ if is_last else None,
         )
@@ -226,6 +230,6 @@ class _Call(NamedTuple):
     """Arguments of all layers in one forward pass."""
 
     segment_ids: Array
-    turns: dict[bool, tuple[Array, Array]]  # rotations of global and of local layers
+    turns: dict[float, tuple[Array, Array]]  # rotations by their base
     queries_BQ: Array | None
     read: Callable[[Array], Any]

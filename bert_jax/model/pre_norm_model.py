@@ -1,0 +1,107 @@
+"""The model of the encoders with pre-norm layers, without their heads."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from bert_jax.kernels import geglu_gradients
+from bert_jax.kernels.pallas_call import LANES
+from bert_jax.kernels.rotary_attention_tiles import WIDEST_WINDOW, longest_row
+from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.gated_project import GATES
+from bert_jax.model.heads import HEAD_GROUPS
+from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
+from bert_jax.model.pre_norm import PreNormEncoder
+from bert_jax.model.pre_norm_architecture import PreNormArchitecture
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
+
+# Widths of a head, and windows, in the kernel of rotary attention.
+HEAD_COLUMNS: Final = (64, 128)
+WINDOWS: Final = range(32, WIDEST_WINDOW + 1, 32)
+
+
+def pre_norm_groups(*, first_normed: int) -> ParameterGroups:
+    """Returns the groups of all parameters. `first_normed` is the first layer with two norms."""
+    parts = *("query", "key", "value", "output"), *("ffn_norm", "gate", "up", "down")
+    return ParameterGroups(
+        (
+            ParameterGroup("encoder/word", "embeddings"),
+            ParameterGroup("encoder/norm", "embeddings"),
+            ParameterGroup("encoder/attention_norms", "layers", first_layer=first_normed),
+            *(ParameterGroup(f"encoder/layers/{part}", "layers") for part in parts),
+            ParameterGroup("encoder/last_norm", "layers", first_layer=-1),
+            ParameterGroup("head", "pooler", title="the prediction head"),
+            *HEAD_GROUPS,
+        )
+    )
+
+
+class PreNormModel(EncoderModel):
+    """A stack of pre-norm layers. Subclasses add the heads."""
+
+    groups = pre_norm_groups(first_normed=0)
+
+    def __init__(
+        self, *, architecture: PreNormArchitecture, execution: Execution, heads: HeadsSection
+    ) -> None:
+        super().__init__(architecture=architecture, execution=execution, heads=heads)
+        self.encoder = PreNormEncoder(
+            architecture=architecture, execution=execution, causal=heads.causal
+        )
+
+    @staticmethod
+    def limit(
+        part: Part,
+        execution: Execution,
+        architecture: PreNormArchitecture,
+        parts: Mapping[str, int],
+        longest: int,
+        vmem: int | None,
+    ) -> Limit | None:
+        """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
+        if part == "loss":
+            return loss_limit(architecture, execution, vocab_parts=parts["vocab"])
+        if part == "norm":
+            return norm_limit(architecture)
+        if part == "ffn":
+            return _ffn_limit(architecture, execution)
+        return _attention_limit(
+            architecture, execution, parts=parts["heads"], most=longest_row(vmem), longest=longest
+        )
+
+
+def _attention_limit(
+    architecture: PreNormArchitecture,
+    execution: Execution,
+    *,
+    parts: int,
+    most: int,
+    longest: int,
+) -> Limit | None:
+    if architecture.attention_dropout:
+        return Limit(f"attention_dropout: {architecture.attention_dropout}", "0")
+    columns, heads = architecture.head_dim, architecture.num_attention_heads // parts
+    if columns not in HEAD_COLUMNS or heads * columns % LANES or execution.dtype != "bfloat16":
+        found = f"{heads} heads of {columns} columns on a device in {execution.dtype}"
+        return Limit(found, "pairs of 64-column heads, or 128-column heads, in bfloat16")
+    if longest > most:
+        return Limit(f"rows of {longest} tokens", f"up to {most}")
+    windows = map(architecture.window_of, range(architecture.period))
+    for window in windows:
+        if window is not None and window not in WINDOWS:
+            allowed = f"multiples of {WINDOWS.step} up to {WIDEST_WINDOW}"
+            return Limit(f"a window of {window} tokens", allowed)
+    return None
+
+
+def _ffn_limit(architecture: PreNormArchitecture, execution: Execution) -> Limit | None:
+    if architecture.hidden_act not in GATES:
+        return Limit(f"hidden_act: {architecture.hidden_act}", " or ".join(GATES))
+    if architecture.mlp_dropout:
+        return Limit(f"mlp_dropout: {architecture.mlp_dropout}", "0")
+    if execution.dtype != "bfloat16":
+        return Limit(f"dtype: {execution.dtype}", "bfloat16")
+    if geglu_gradients.fits(architecture.hidden_size):
+        return None
+    allowed = f"multiples of 128 up to {geglu_gradients.WIDEST}"
+    return Limit(f"a hidden size of {architecture.hidden_size}", allowed)
