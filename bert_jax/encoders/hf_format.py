@@ -28,7 +28,6 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "silu": "silu",
-    "swish": "silu",
 }
 
 _ACTIVATIONS_OF_US: Final = ("hidden_act", "head_act")  # settings of our architectures

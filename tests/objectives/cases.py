@@ -8,14 +8,16 @@ import pytest
 from bert_jax.encoders.registry import SECTIONS
 from bert_jax.objectives.registry import OBJECTIVES
 
-# ALBERT, RoBERTa and ELECTRA have BERT's layers, DeBERTa's differ in attention, and all encoders
-# have the same heads: these objectives are enough for them.
+# ALBERT, RoBERTa and ELECTRA have BERT's layers, EuroBERT and NeoBERT have ModernBERT's, DeBERTa's
+# differ in attention, and all encoders have the same heads: these objectives are enough for them.
 OF_BERTS_LAYERS = {
     "bert": ["bert", "sop", "roberta", "causal"],
     "albert": ["causal"],
     "roberta": ["roberta", "causal"],
     "electra": ["roberta", "causal", "electra"],
     "deberta": ["roberta", "electra"],
+    "eurobert": ["roberta", "causal", "electra"],
+    "neobert": ["roberta"],
     "distilbert": ["distill"],  # as a student, it has two of BERT's losses
 }
 OF_OTHERS = ["bert", "roberta", "causal", "electra"]

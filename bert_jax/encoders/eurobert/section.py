@@ -22,6 +22,8 @@ class EuroBertArchitecture(PreNormArchitecture):
 
     num_key_value_heads: int | None = pydantic.Field(default=None, ge=1, le=1 << 10)
     """Number of heads of keys and values. It must divide `num_attention_heads`, its default."""
+    attention_dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
+    """Dropout rate of attention weights."""
     rope_theta: float = pydantic.Field(default=250_000.0, gt=0)
     """Base of the rotary frequencies. Before annealing, it was 10,000 for rows of 2,048 tokens."""
     pooling: Pooling = "late"
