@@ -9,6 +9,7 @@ A bundle is one cycle of one core. The kernels, all in bfloat16:
 - add-and-norm and GELU's gradient for one row of ``--hidden 768``;
 - the loss for ``--predictions 1232 --pieces 30592``.
 
+``--encoder deberta``: attention whose scores depend on distances; not on v4.
 ``--encoder modernbert``: global and local attention, LayerNorm with a residual sum, and the
 gradients of GeGLU, for ``--inner 1152``.
 
@@ -60,7 +61,7 @@ def main() -> None:
     )
     default = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"]
     parser.add_argument("--topology", nargs="+", default=default)
-    parser.add_argument("--encoder", choices=("bert", "modernbert"), default="bert")
+    parser.add_argument("--encoder", choices=("bert", "deberta", "modernbert"), default="bert")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--columns", type=int, default=64, help="columns of a head")
     parser.add_argument("--dropout", type=float, default=0.1)
@@ -75,8 +76,11 @@ def main() -> None:
         for name in asked.topology:
             row = {"length": asked.length, "hidden": asked.hidden}
             heads = {"heads": LANES // asked.columns, "columns": asked.columns}
-            if asked.encoder == "bert":
+            if asked.encoder != "modernbert":
                 wanted = of_layer(**row, **heads, dropout=asked.dropout)
+                if asked.encoder == "deberta":
+                    by_distance, facts = wanted[0]
+                    wanted = [(functools.partial(by_distance, distances=True), facts)]
             else:
                 wanted = of_modernbert(**row, **heads, inner=asked.inner)
             for lower, facts in wanted:

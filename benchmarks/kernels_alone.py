@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from bert_jax.kernels.attention import dropout_words, fused_attention
+from bert_jax.kernels.attention_tiles import padded
 from bert_jax.kernels.cross_entropy import decode, decode_backward
+from bert_jax.kernels.distances import Distances
 from bert_jax.kernels.geglu_gradients import geglu_gradients
 from bert_jax.kernels.gelu_product import gelu_product
 from bert_jax.kernels.norm import Dropped, norm_gradients, normalised, pre_norm_gradients
@@ -32,35 +34,45 @@ def lower_attention(
     rate: float,
     causal: bool = False,
     queries: int | None = None,
+    distances: bool = False,
 ) -> jax.stages.Lowered:
     """Returns attention with its gradients.
 
-    `queries` is the number of tokens of a row that attend. If None, all tokens attend.
+    `queries` is the number of tokens of a row that attend. If None, all tokens attend. With
+    `distances`, scores also depend on the distance of two tokens, as in DeBERTa.
     """
     width = heads * columns
     row, attending = (shape((batch, n, width), dtype) for n in (length, queries or length))
     positions = None if queries is None else shape((batch, queries), jnp.int32)
     bias, segments = shape((3, width), jnp.float32), shape((batch, length), jnp.int32)
     seeds = shape((2, batch, heads), jnp.int32)
+    table = shape((2 * padded(length), width), dtype) if distances else None
 
     def both(
-        qkv: Triple, bias: Array, segments: Array, seeds: Array, positions: Array | None
+        qkv: Triple,
+        bias: Array,
+        tables: Distances,
+        segments: Array,
+        seeds: Array,
+        positions: Array | None,
     ) -> object:
         words = dropout_words(seeds, length=length, queries_BQ=positions)
 
-        def total(qkv: Triple, bias: Array) -> Array:
+        def total(qkv: Triple, bias: Array, tables: Distances) -> Array:
             out = fused_attention(
                 *(qkv, bias, segments, words),
                 columns=columns,
                 rate=rate,
                 causal=causal,
                 queries_BQ=positions,
+                distances=tables,
             )
             return out.astype(jnp.float32).sum()
 
-        return jax.grad(total, argnums=(0, 1))(qkv, bias)
+        return jax.grad(total, argnums=(0, 1, 2))(qkv, bias, tables)
 
-    return jax.jit(both).lower((attending, row, row), bias, segments, seeds, positions)
+    tables = Distances(table, table)
+    return jax.jit(both).lower((attending, row, row), bias, tables, segments, seeds, positions)
 
 
 def lower_cross_entropy(

@@ -29,6 +29,8 @@ def small_encoder(kind: str, **changes: Any) -> EncoderArchitecture:
     chosen = SECTIONS[kind].architecture_type
     if "embedding_size" in chosen.model_fields:
         values["embedding_size"] = 48  # the embeddings may be narrower than the layers
+    if "num_key_value_heads" in chosen.model_fields:
+        values["num_key_value_heads"] = 4  # each serves two heads of queries
     if "position_buckets" in chosen.model_fields:
         values["position_buckets"] = 8  # rows are longer than the exact half
     return chosen.model_validate(values | changes)
@@ -42,12 +44,16 @@ def small_architecture(**changes: Any) -> BertArchitecture:
 
 
 def small_task(
-    *, dtype: str = "float32", execution: dict[str, Any] | None = None, **changes: Any
+    *,
+    kind: str = "bert",
+    dtype: str = "float32",
+    execution: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> MaskedLanguageModel:
-    """Returns the BERT objective for `small_architecture`; `small_batch` makes its rows."""
+    """Returns the BERT objective for a `small_encoder`; `small_batch` makes its rows."""
     made = make_objective(
         DEFAULT,
-        architecture=small_architecture(**changes),
+        architecture=small_encoder(kind, **changes),
         execution=Execution.model_validate({"dtype": dtype, **(execution or {})}),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )

@@ -22,8 +22,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from bert_jax.kernels.attention_kernels import backward_kernel, forward_kernel, scale
+from bert_jax.kernels.attention_kernels import (
+    FROM_BASE_TWO,
+    backward_kernel,
+    centred_keys,
+    forward_kernel,
+    scale,
+)
 from bert_jax.kernels.attention_tiles import CODE, HIDDEN, Shape, padded, padded_queries
+from bert_jax.kernels.distances import NO_DISTANCES, Distances
 from bert_jax.kernels.pallas_call import launch, on_each_device
 from bert_jax.kernels.random_bits import composes_words, line_words
 from bert_jax.parallel.sharding_rules import LogicalAxes, constrain
@@ -40,9 +47,12 @@ _AXES: Final[dict[str, LogicalAxes]] = {
     **dict.fromkeys(("slopes", "query_slopes", "key_slopes"), ("rest", "batch", "length", "heads")),
     "logs": ("batch", "heads", "rest", "length"),
     "sums": ("rest", "batch", "rest", "heads"),
+    "table": ("rest", "heads"),
+    "turned_table": ("heads", "rest"),
+    "table_slopes": ("batch", "rest", "heads", "rest"),
 }
-# Operands of both kernels, as keys of `_AXES`; see `attention_kernels.Read`. In causal attention,
-# `query_places` follows.
+# Operands of both kernels, as keys of `_AXES`; see `attention_kernels.Read`. `query_places` and
+# tables follow, if attention is causal or depends on distances.
 _READ: Final = (
     *("query_words", "key_words", "query_segments", "key_segments"),
     *("queries", "keys", "keys"),
@@ -82,6 +92,7 @@ def fused_attention(
     rate: float,
     causal: bool = False,
     queries_BQ: Array | None = None,
+    distances: Distances = NO_DISTANCES,
 ) -> Array:
     """Returns softmax(q·kᵀ/√columns) · v for each head, with dropout: [B, Q, heads · columns].
 
@@ -99,6 +110,8 @@ def fused_attention(
         causal: whether a token attends only to itself and to earlier tokens.
         queries_BQ: positions of the queries, int32, in any order; positions may repeat. If None,
             every token is a query.
+        distances: terms of the scores that depend on the distance; not with `queries_BQ`. The
+            scale of scores is then 1/√(columns · number of all terms).
     """
     if words is None:
         seeds = jnp.zeros((2, len(segment_ids), bias_3W.shape[1] // columns), jnp.int32)
@@ -109,8 +122,13 @@ def fused_attention(
     if queries_BQ is not None:
         of_queries = jnp.take_along_axis(segment_ids, queries_BQ, axis=1)
         tokens = _Tokens(queries_BQ, of_queries, segment_ids)
-    facts = _Facts(columns, rate, causal, selected=queries_BQ is not None)
-    return _attend(qkv_BLW, bias_3W, tokens, words, facts)
+    facts = _Facts(
+        *(columns, rate, causal),
+        selected=queries_BQ is not None,
+        has_keys=distances.keys is not None,
+        has_queries=distances.queries is not None,
+    )
+    return _attend(qkv_BLW, bias_3W, distances, tokens, words, facts)
 
 
 class _Facts(NamedTuple):
@@ -120,6 +138,18 @@ class _Facts(NamedTuple):
     rate: float  # dropout rate
     causal: bool
     selected: bool  # whether queries have any positions; otherwise every token is a query
+    has_keys: bool  # whether there are `Distances.keys`
+    has_queries: bool  # whether there are `Distances.queries`
+
+    @property
+    def terms(self) -> int:
+        """Number of terms of the scores that depend on the distance."""
+        return self.has_keys + self.has_queries
+
+    @property
+    def scale(self) -> float:
+        """The scale of scores."""
+        return scale(self.columns, terms=self.terms)
 
 
 class _Tokens(NamedTuple):
@@ -138,18 +168,28 @@ def _padded(x: Array, tokens: _Tokens, *, keys: bool = False) -> Array:
     return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2))) if missing else x
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _attend(
-    qkv: _Triple, bias: Array, tokens: _Tokens, words: DropoutWords, facts: _Facts
+    qkv: _Triple,
+    bias: Array,
+    distances: Distances,
+    tokens: _Tokens,
+    words: DropoutWords,
+    facts: _Facts,
 ) -> Array:
-    return _forward(qkv, bias, tokens, words, facts)[0]
+    return _forward(qkv, bias, distances, tokens, words, facts)[0]
 
 
 def _forward(
-    qkv: _Triple, bias: Array, tokens: _Tokens, words: DropoutWords, facts: _Facts
+    qkv: _Triple,
+    bias: Array,
+    distances: Distances,
+    tokens: _Tokens,
+    words: DropoutWords,
+    facts: _Facts,
 ) -> tuple[Array, tuple[Any, ...]]:
     with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
-    with_bias[0] *= scale(facts.columns)
+    with_bias[0] *= facts.scale
     q, k, v = (x.astype(qkv[0].dtype) for x in with_bias)
     # Add 1: segment 0 is padding that the kernels add, segment 1 is padding of the caller.
     of_queries = _padded(tokens.of_queries + 1, tokens)
@@ -162,27 +202,51 @@ def _forward(
     if facts.causal:
         positions = _padded(tokens.positions, tokens)
         operands += (jnp.broadcast_to(positions, of_queries.shape)[:, None],)
+    turned: tuple[Array, ...] = ()
+    if distances.keys is not None:
+        operands += (distances.keys,)
+        turned += (centred_keys(distances.keys).T,)
+    if distances.queries is not None:
+        queries = (distances.queries.astype(jnp.float32) * facts.scale).astype(q.dtype)
+        operands += (jnp.roll(queries[::-1], 1, axis=0),)
+        turned += (queries.T,)
     out, logs = _run(forward_kernel, operands, (), ("queries", "logs"), tokens, facts)
-    return out[:, : qkv[0].shape[1]], (tokens, operands, out, logs)
+    return out[:, : qkv[0].shape[1]], (tokens, operands, turned, out, logs)
 
 
 def _backward(
     facts: _Facts, residuals: tuple[Any, ...], gradient: Array
-) -> tuple[_Triple, Array, None, None]:
-    tokens, operands, out, logs = residuals
+) -> tuple[_Triple, Array, Distances, None, None]:
+    tokens, operands, turned, out, logs = residuals
     queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
     slopes = ("slopes",) if queries == length else ("query_slopes", "key_slopes")
     *found, sums = _run(
         backward_kernel,
-        (*operands, out, logs, _padded(gradient, tokens)),
-        ("queries", "logs", "queries"),
-        (*slopes, "sums"),
+        (*operands, *turned, out, logs, _padded(gradient, tokens)),
+        (*("turned_table",) * facts.terms, "queries", "logs", "queries"),
+        (*slopes, *("table_slopes",) * (facts.terms > 0), "sums"),
         tokens,
         facts,
     )
+    of_distances = NO_DISTANCES
+    if facts.terms:
+        of_distances = _of_distances(found.pop().sum(0), facts, out.dtype)
     of_q = found[0][0, :, :queries]
     of_k, of_v = found[-1][-2:, :, :length]
-    return (of_q, of_k, of_v), sums.sum((1, 2)), None, None
+    return (of_q, of_k, of_v), sums.sum((1, 2)), of_distances, None, None
+
+
+def _of_distances(slopes: Array, facts: _Facts, dtype: Any) -> Distances:
+    """Returns the gradients of the tables from the sums of the kernel, [tables, W, distances]."""
+    factors = FROM_BASE_TWO, FROM_BASE_TWO * facts.scale
+    tables = iter(slopes.swapaxes(1, 2))
+    has = facts.has_keys, facts.has_queries
+    return Distances(
+        *(
+            (next(tables) * factor).astype(dtype) if each else None
+            for each, factor in zip(has, factors, strict=True)
+        )
+    )
 
 
 _attend.defvjp(_forward, _backward)
@@ -213,7 +277,8 @@ def _run(
     `_AXES`. A gradient has the key of its array.
     """
     forward = body is forward_kernel
-    names = (*_READ, *(("query_places",) if facts.causal else ()), *more)
+    places = ("query_places",) if facts.causal else ()
+    names = (*_READ, *places, *("table",) * facts.terms, *more)
 
     def run(*arrays: Array) -> tuple[Array, ...]:
         *words, of_queries, of_keys, q, k, v = arrays[: len(_READ)]
@@ -240,8 +305,12 @@ def _run(
             *arrays,
             name="attention_forward" if forward else "attention_backward",
             made=[shape.array(name, dtype=q.dtype) for name in results],
-            order=("parallel", "parallel", "arbitrary"),
-            flops=(2 if forward else 5) * 2 * scores * facts.columns,
+            order=shape.order,
+            vmem=shape.vmem,
+            flops=(2 + facts.terms if forward else 5 + 3 * facts.terms)
+            * 2
+            * scores
+            * facts.columns,
             transcendentals=scores,
             grid=shape.grid,
             in_specs=[shape.block(name) for name in names],

@@ -15,9 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bert_jax.kernels.attention_tiles import HIDDEN, Shape, Tile, holds_code
+from bert_jax.kernels.attention_distances import (
+    clear,
+    distance_scores,
+    distance_slopes,
+    reversed_tokens,
+)
+from bert_jax.kernels.attention_products import beside, dot, lanes_of, where_inside
+from bert_jax.kernels.attention_tiles import HIDDEN, Shape, Tile
 from bert_jax.kernels.pallas_call import LANES
-from bert_jax.kernels.precision import precision_of
 from bert_jax.kernels.random_bits import column_factors, kept, row_factors
 
 Array = jax.Array
@@ -26,9 +32,12 @@ Head = tuple[int, int]  # indices of the row in the block, and of the head in th
 FROM_BASE_TWO: Final = math.log(2)  # the derivative of 2ˣ is ln 2 · 2ˣ
 
 
-def scale(columns: int) -> float:
-    """Returns the scale of queries for a softmax of base-2 exponentials, as in the hardware."""
-    return columns**-0.5 * math.log2(math.e)
+def scale(columns: int, *, terms: int = 0) -> float:
+    """Returns the scale of queries for a softmax of base-2 exponentials, as in the hardware.
+
+    `terms` is the number of terms of a score that depend on the distance.
+    """
+    return (columns * (1 + terms)) ** -0.5 * math.log2(math.e)
 
 
 class Read(NamedTuple):
@@ -42,12 +51,19 @@ class Read(NamedTuple):
     k: Any
     v: Any
     query_places: Any = None  # positions of queries in their row, if attention is causal
+    key_table: Any = None  # keys of distances, see `attention_distances`
+    query_table: Any = None  # queries of distances
 
 
 def _split(refs: Any, shape: Shape) -> tuple[Read, Any]:
     """Returns the operands of both kernels, and the other refs."""
-    count = len(Read._fields) - (not shape.causal)
-    return Read(*refs[:count]), refs[count:]
+    optional = {
+        "query_places": shape.causal,
+        "key_table": shape.has_keys,
+        "query_table": shape.has_queries,
+    }
+    names = [name for name in Read._fields if optional.get(name, True)]
+    return Read(**dict(zip(names, refs[: len(names)], strict=True))), refs[len(names) :]
 
 
 def forward_kernel(*refs: Any, shape: Shape) -> None:
@@ -65,7 +81,7 @@ def _forward(refs: Any, shape: Shape, tile: Tile) -> None:
     attended: dict[int, list[Array]] = {row: [] for row in range(shape.rows)}
     for heads in shape.stages():
         keep = [_keep(read, head, shape, tile) for head in heads]
-        scores = [_scores(read, head, shape, tile) for head in heads]
+        scores = _all_scores(read, heads, shape, tile)
         largest = [each.max(axis=0, keepdims=True) for each in scores]
         weights = [jnp.exp2(each - most) for each, most in zip(scores, largest, strict=True)]
         log_sums = [jnp.log2(each.sum(axis=0, keepdims=True)) for each in weights]
@@ -84,14 +100,21 @@ def _forward(refs: Any, shape: Shape, tile: Tile) -> None:
 
 
 def backward_kernel(*refs: Any, shape: Shape) -> None:
-    """Writes the gradients of queries, keys, values and biases."""
+    """Writes the gradients of queries, keys, values, biases and tables."""
+    if shape.terms:
+        _, others = _split(refs, shape)
+        of_tables = others[shape.terms + 4]
+        is_first = (pl.program_id(1) == 0) & (pl.program_id(2) == 0)
+        pl.when(is_first)(functools.partial(clear, of_tables))
     shape.run_tile(functools.partial(_backward, refs, shape))
 
 
 def _backward(refs: Any, shape: Shape, tile: Tile) -> None:
     """The backward kernel for a tile of queries."""
-    read, (out, logs, gradient, *made) = _split(refs, shape)
-    slopes_of_qkv, (sums, *running) = _slopes(made, shape, tile)
+    read, others = _split(refs, shape)
+    turned, (out, logs, gradient, *made) = others[: shape.terms], others[shape.terms :]
+    slopes_of_qkv, others = _slopes(made, shape, tile)
+    of_tables, (sums, *running) = others[: shape.terms > 0], others[shape.terms > 0 :]
     if tile.number == 0:  # later tiles read more keys
         running[0][...] = jnp.zeros_like(running[0])
     q, k, v = read.q, read.k, read.v
@@ -105,7 +128,7 @@ def _backward(refs: Any, shape: Shape, tile: Tile) -> None:
             for row, _ in heads
         }
         taken_off = _taken_off(out, gradient, heads, shape)
-        scores = [_scores(read, head, shape, tile) for head in heads]
+        scores = _all_scores(read, heads, shape, tile)
         weights = [
             jnp.exp2(each - logs[row, 0, pl.ds(head, 1), :])
             for each, (row, head) in zip(scores, heads, strict=True)
@@ -113,7 +136,7 @@ def _backward(refs: Any, shape: Shape, tile: Tile) -> None:
         slopes = [
             dot(
                 v[row, : tile.keys],
-                _where_inside(head, shape, g_LW[row], jnp.zeros_like(g_LW[row])),
+                where_inside(head, shape, g_LW[row], jnp.zeros_like(g_LW[row])),
                 1,
                 1,
             )
@@ -128,12 +151,21 @@ def _backward(refs: Any, shape: Shape, tile: Tile) -> None:
         x_of_three = {row: (centred[row], q[row], g_LW[row]) for row, _ in heads}
         if shape.streams_columns:
             x_of_three = {row: tuple(map(jnp.transpose, x)) for row, x in x_of_three.items()}
-        for slope, weight, (row, head) in zip(slopes, kept_weights, heads, strict=True):
-            of_three = slope, slope, weight.astype(q.dtype)
+        slopes_of_q, more = slopes, None
+        if shape.terms:
+            q_WT = {row: x[1] for row, x in x_of_three.items()}
+            slopes_of_q, *more = distance_slopes(
+                slopes, read.k, q_WT, (*turned, *of_tables), heads, shape, tile
+            )
+        for index, (row, head) in enumerate(heads):
+            of_three = slopes_of_q[index], slopes[index], kept_weights[index].astype(q.dtype)
             for at, (each, x) in enumerate(zip(of_three, x_of_three[row], strict=True)):
-                parts[row][at].append(_of_head(each, x, head, shape, over=min(at, 1)))
+                of_head = _of_head(each, x, head, shape, over=min(at, 1))
+                if more and at < 2:
+                    of_head += more[at][index]
+                parts[row][at].append(of_head)
     # The operand `q` is already scaled, so only its own gradient needs `scale`.
-    factors = (scale(shape.columns) * FROM_BASE_TWO, FROM_BASE_TWO, 1.0)
+    factors = (scale(shape.columns, terms=shape.terms) * FROM_BASE_TWO, FROM_BASE_TWO, 1.0)
     for row, of_three in parts.items():
         for at, (of_heads, factor) in enumerate(zip(of_three, factors, strict=True)):
             of_one = of_tile = _joined(of_heads, shape) * factor
@@ -141,7 +173,10 @@ def _backward(refs: Any, shape: Shape, tile: Tile) -> None:
                 place = at - 1, row, slice(0, tile.keys)
                 of_one = running[0][place] = _so_far(running[0], place, of_tile, tile)
             slopes, place, where = slopes_of_qkv[at]
-            slopes[place, row, where] = of_one.astype(slopes.dtype)
+            narrow = of_one.astype(slopes.dtype)
+            if at == 0 and shape.terms:
+                narrow = reversed_tokens(narrow).astype(slopes.dtype)
+            slopes[place, row, where] = narrow
             of_bias = of_tile.sum(axis=0, keepdims=True)
             sums[at, row] = _so_far(sums, (at, row), of_bias, tile) if running else of_bias
 
@@ -192,6 +227,14 @@ def _slopes(
     return [(of_qkv, 0, own), (of_qkv, 1, seen), (of_qkv, 2, seen)], others
 
 
+def _all_scores(read: Read, heads: Sequence[Head], shape: Shape, tile: Tile) -> list[Array]:
+    """Returns the masked scores of the heads of a stage, [keys, queries] each."""
+    found = [_scores(read, head, shape, tile) for head in heads]
+    for terms in distance_scores(read, heads, shape, tile):
+        found = [each + term for each, term in zip(found, terms, strict=True)]
+    return found
+
+
 def _scores(read: Read, head: Head, shape: Shape, tile: Tile) -> Array:
     """Returns the masked scores of a head, [keys, queries]."""
     row, number = head
@@ -232,37 +275,6 @@ def _taken_off(out: Any, gradient: Any, heads: Any, shape: Shape) -> list[Array]
         product_WL[row][first : first + shape.columns].sum(axis=0, keepdims=True)
         for row, first in firsts
     ]
-
-
-def dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
-    """Returns the product, contracted over an axis of each array, in float32."""
-    contracted = (((a_axis,), (b_axis,)), ((), ()))
-    return jax.lax.dot_general(
-        a, b, contracted, precision=precision_of(a.dtype), preferred_element_type=jnp.float32
-    )
-
-
-def beside(x_LW: Array, segments: Array, head: int, shape: Any) -> Array:
-    """Returns the columns of a head, with encoded segments in the lanes of other heads.
-
-    If these lanes are too few, the segments are in additional lanes.
-    """
-    if holds_code(width=shape.width, columns=shape.columns):
-        return _where_inside(head, shape, x_LW, segments)
-    if shape.group > 1:
-        x_LW = _where_inside(head, shape, x_LW, jnp.zeros_like(x_LW))
-    return jnp.concatenate([x_LW, segments], axis=1)
-
-
-def _where_inside(head: int, shape: Any, x_LW: Array, other_LW: Array) -> Array:
-    """Returns the columns of a head from `x_LW`, and other columns from `other_LW`."""
-    return jnp.where(lanes_of(head, shape), x_LW, other_LW)
-
-
-def lanes_of(head: int, shape: Any) -> Array:
-    """Returns the mask of a head's columns in a block, bool [1, width]."""
-    lane = jax.lax.broadcasted_iota(jnp.int32, (1, shape.width), 1)
-    return (lane >= head * shape.columns) & (lane < (head + 1) * shape.columns)
 
 
 def _across(x: Array, tile: int) -> Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.pallas_call import LANES, PACKED
+from bert_jax.kernels.pallas_call import LANES, PACKED, Order
 
 # Score of an invisible key; its softmax is 0.
 HIDDEN: Final = -(2.0**15)
@@ -39,6 +39,8 @@ LONGEST: Final = 2048
 # Maximum length of rows, unless a block has two heads of up to 64 columns in a two-byte dtype. In
 # longer rows, spilled registers fill VMEM.
 _LONGEST_OF_OTHERS: Final = 512
+# Bytes of VMEM that scores by distance may use. The compiler's default is too low for long rows.
+_VMEM: Final = 60 << 20
 # Maximum heads × tokens and lanes × tokens by bytes of an activation, in blocks wider than 128
 # lanes and in all blocks of float32. In float32, VMEM also has parts of the operands.
 _MOST_TOKENS: Final = {2: 3072, 4: 1024}
@@ -131,6 +133,8 @@ class Shape:
     itemsize: int  # bytes of an activation
     rate: float  # dropout rate; 0 disables dropout
     causal: bool  # whether a query sees no later key
+    has_keys: bool  # whether scores have a product of the query with a key of the distance
+    has_queries: bool  # whether scores have a product of the key with a query of the distance
     forward: bool  # whether this is the forward kernel
     composes: bool  # whether the device emulates int32 products; see `composes_words`
 
@@ -164,9 +168,19 @@ class Shape:
         """Whether tiles skip later keys. Selected queries are in any order, so they read all."""
         return self.causal and not self.selected
 
+    @property
+    def terms(self) -> int:
+        """Number of terms of the scores that depend on the distance."""
+        return self.has_keys + self.has_queries
+
+    def first_query(self, tile: "Tile") -> Any:
+        """Returns the first query of a tile."""
+        return 0 if self.tiles == 1 else tile.place * self.tile
+
     def run_tile(self, body: Callable[["Tile"], None]) -> None:
         """Calls the body of a kernel for the tile of this run."""
-        first_head = pl.program_id(1) * self.group if self.heads > self.group else 0
+        axis = 0 if self.terms else 1
+        first_head = pl.program_id(axis) * self.group if self.heads > self.group else 0
         if not self._skips or self.tiles == 1:
             body(Tile(None, self.padded, first_head))
             return
@@ -208,8 +222,17 @@ class Shape:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Number of blocks along rows, heads and queries."""
-        return self.batch // self.rows, self.heads // self.group, self.tiles
+        """Number of blocks along rows, heads and queries.
+
+        With distances, heads come first: the kernel sums gradients of a table over all rows.
+        """
+        rows, groups = self.batch // self.rows, self.heads // self.group
+        return (groups, rows, self.tiles) if self.terms else (rows, groups, self.tiles)
+
+    @property
+    def order(self) -> tuple[Order, Order, Order]:
+        """Whether cores may split each axis of the grid."""
+        return ("parallel", "arbitrary" if self.terms else "parallel", "arbitrary")
 
     @property
     def streams_columns(self) -> bool:
@@ -217,10 +240,11 @@ class Shape:
 
         Scores then stay in the unit, and a product takes only the columns of one head, not all
         lanes of a block. For few queries, the necessary transposes cost more than they save. In
-        float32, those of wide blocks do not fit into the VMEM of v4.
+        float32, those of wide blocks do not fit into the VMEM of v4. Gradients by distance have
+        only this form.
         """
         fits = self.itemsize == 2 or self.width <= LANES
-        return fits and self.tile > LANES and self.columns < LANES
+        return self.terms > 0 or (fits and self.tile > LANES and self.columns < LANES)
 
     @property
     def lanes_of_segments(self) -> int:
@@ -236,6 +260,11 @@ class Shape:
     @property
     def _scores(self) -> int:
         return _FORWARD if self.forward else _BACKWARD
+
+    @property
+    def vmem(self) -> int | None:
+        """Limit of VMEM in bytes, or None for the compiler's default."""
+        return _VMEM if self.terms else None
 
     @property
     def running(self) -> Sequence[Any]:
@@ -254,8 +283,9 @@ class Shape:
             "key_slopes": (2, self.batch, self.padded, width),
             "logs": (self.batch, self.heads // self.group, self.group, self.padded_queries),
             "sums": (3, self.batch, 1, width),
+            "table_slopes": (1, self.terms, width, 2 * self.padded),
         }
-        exact = name in ("logs", "sums")
+        exact = name in ("logs", "sums", "table_slopes")
         return jax.ShapeDtypeStruct(sizes[name], jnp.float32 if exact else dtype)
 
     def block(self, name: str) -> pl.BlockSpec:
@@ -274,8 +304,17 @@ class Shape:
             "key_slopes": ((2, rows, whole, self.width), lambda b, t, _: (0, b, 0, t)),
             "logs": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
             "sums": ((3, rows, 1, self.width), lambda b, t, _: (0, b, 0, t)),
+            "table": ((2 * whole, self.width), lambda b, t, _: (0, t)),
+            "turned_table": ((self.width, 2 * whole), lambda b, t, _: (t, 0)),
+            "table_slopes": ((1, self.terms, self.width, 2 * whole), lambda b, t, _: (0, 0, t, 0)),
         }
         # All heads of a row share the segments, so one buffer suffices.
         once = self.tiles > 1 and name == "key_segments"
         once |= self.padded > _BUFFERED_ONCE and name == "keys"
-        return pl.BlockSpec(*blocks[name], pipeline_mode=pl.Buffered(1) if once else None)
+        once |= name in ("table", "turned_table")
+        sizes, place = blocks[name]
+        return pl.BlockSpec(
+            sizes,
+            (lambda t, b, i: place(b, t, i)) if self.terms else place,
+            pipeline_mode=pl.Buffered(1) if once else None,
+        )

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.attention_kernels import FROM_BASE_TWO, beside, dot, lanes_of, scale
+from bert_jax.kernels.attention_kernels import FROM_BASE_TWO, scale
+from bert_jax.kernels.attention_products import beside, dot, lanes_of
 from bert_jax.kernels.attention_tiles import HIDDEN
 from bert_jax.kernels.rotary_attention_tiles import RotaryShape
 

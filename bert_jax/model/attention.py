@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.attention import DropoutWords, dropout_words, fused_attention
+from bert_jax.kernels.distances import NO_DISTANCES, Distances
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.architecture import PostNormArchitecture
 from bert_jax.model.cudnn_attention import cudnn_attention
@@ -92,6 +93,7 @@ class SelfAttention(nnx.Module):
         segment_ids: Array,
         words: DropoutWords | None,
         queries_BQ: Array | None,
+        distances: Distances = NO_DISTANCES,
     ) -> Array:
         """Returns the attended values [B, Q, H, K], computed by the fused kernel."""
         heads, columns = self.query.outputs
@@ -104,6 +106,7 @@ class SelfAttention(nnx.Module):
             rate=self.dropout_rate,
             causal=self.causal,
             queries_BQ=queries_BQ,
+            distances=distances,
         )
         return attended_BQW.reshape(*attended_BQW.shape[:2], heads, columns)
 

@@ -51,6 +51,13 @@ def rotary(length: int, window: int | None) -> list[Program]:
     return [("rotary_attention", {"batch": 16, "length": length} | heads)]
 
 
+def by_distance(length: int, *, heads: int = 2, columns: int = 64, **changes: Any) -> list[Program]:
+    """Returns attention by distance, with enough rows for several steps of the grid."""
+    sizes = {"batch": 16, "length": length, "heads": heads, "columns": columns}
+    settings = sizes | {"dtype": "bfloat16", "rate": 0.1, "distances": True}
+    return [("attention", settings | changes)]
+
+
 def loss(rows: int, hidden: int, pieces: int, dtype: str) -> list[Program]:
     sizes = {"rows": rows, "hidden": hidden, "pieces": pieces, "dtype": dtype}
     return [("cross_entropy", sizes)]
@@ -121,6 +128,7 @@ PRETRAINING: list[Program] = [
     *loss(1232, 768, 30592, "bfloat16"),
     *rotary(1024, 128),
     *rotary(1024, None),
+    *by_distance(512),
 ]
 
 
@@ -171,4 +179,23 @@ def test_rotary_attention_compiles_for_long_rows(window: int | None) -> None:
     found = compiled(dict.fromkeys(topologies, wanted))
     assert {name: set(kernels) for name, kernels in found.items()} == dict.fromkeys(
         topologies, expected(wanted)
+    )
+
+
+@pytest.mark.chaos
+def test_attention_by_distance_compiles() -> None:
+    """v4 cannot rotate each row by its own number, so `auto` selects plain JAX there."""
+    wanted = [
+        *(by_distance(length)[0] for length in (128, 200, 1024)),
+        *by_distance(1024, causal=True),
+        *by_distance(512, dtype="float32"),
+        *by_distance(512, columns=128),
+        *by_distance(512, heads=4, columns=32),
+        *by_distance(384, heads=5),
+        *by_distance(128, heads=7, columns=72),
+        *by_distance(512, heads=3, columns=20),
+    ]
+    found = compiled(dict.fromkeys(TOPOLOGIES[1:], wanted))
+    assert {name: set(kernels) for name, kernels in found.items()} == dict.fromkeys(
+        TOPOLOGIES[1:], expected(wanted)
     )

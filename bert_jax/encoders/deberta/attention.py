@@ -13,6 +13,8 @@ from bert_jax.encoders.deberta.relative_attention import (
     relative_terms,
 )
 from bert_jax.encoders.deberta.section import DebertaArchitecture
+from bert_jax.kernels.attention import DropoutWords
+from bert_jax.kernels.distances import Distances, by_distance
 from bert_jax.kernels.precision import precision_of
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.dropout import TileFactors, drop, tile_factors
@@ -65,6 +67,11 @@ class DisentangledAttention(SelfAttention):
         """Returns the output projection without its bias, see `SelfAttention`."""
         dropout = dropout or DisentangledDropout(None, None)
         table = self._table(seen.table_RD, dropout.table)
+        if self.core == "fused":
+            attended = self._fused_by_distance(x_BLD, seen.segment_ids, table, dropout.weights)
+            if queries_BQ is not None:
+                attended = jnp.take_along_axis(attended, queries_BQ[..., None, None], axis=1)
+            return self.output.without_bias(attended)
         core = functools.partial(
             relative_attention,
             rows=self.architecture.relative_rows,
@@ -86,12 +93,25 @@ class DisentangledAttention(SelfAttention):
         self, key: Array, segment_ids: Array, queries_BQ: Array | None
     ) -> DisentangledDropout:
         """Returns the dropout of attention weights, see `SelfAttention`, and of the table."""
+        # The kernel computes all queries.
+        queries_BQ = None if self.core == "fused" else queries_BQ
         weights = super().dropout_of(fold_in(key, 0), segment_ids, queries_BQ)
         rate, of_table = self.architecture.hidden_dropout_prob, None
         if rate > 0.0:
             shape = 2 * self.architecture.span, self.architecture.hidden_size
             of_table = tile_factors(shape, batch_key(fold_in(key, 1)), rate)
         return DisentangledDropout(weights, of_table)
+
+    def _fused_by_distance(
+        self, x_BLD: Array, segment_ids: Array, table: RelativeTable, words: DropoutWords | None
+    ) -> Array:
+        """Returns the attended values of all tokens, [B, L, H, K], computed by the fused kernel."""
+        rows, length = self.architecture.relative_rows, segment_ids.shape[1]
+        tables = (
+            None if each is None else by_distance(each.reshape(len(each), -1), rows, length=length)
+            for each in table
+        )
+        return self._fused(x_BLD, segment_ids, words, None, Distances(*tables))
 
     def scores(self, x_BLD: Array, seen: Seen) -> Scores:
         """Returns the scores before the softmax, computed in plain JAX."""

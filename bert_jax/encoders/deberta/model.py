@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.encoders.deberta.encoder import DebertaEncoder
 from bert_jax.encoders.deberta.section import DebertaArchitecture
+from bert_jax.kernels.distances import LEAST_VMEM, LONGEST
 from bert_jax.kernels.precision import precision_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.dropout import dropout
@@ -74,8 +75,11 @@ class Deberta(PostNormModel):
         vmem: int | None,
     ) -> Limit | None:
         """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
-        if part == "attention":
-            return Limit("scores that depend on distances", "other encoders")
+        if part == "attention" and vmem is not None and vmem < LEAST_VMEM:
+            allowed = f"at least {LEAST_VMEM >> 20} MiB, as on v5e, v5p and v6e"
+            return Limit(f"{vmem >> 20} MiB of VMEM", allowed)
+        if part == "attention" and longest > LONGEST:
+            return Limit(f"rows of {longest} tokens", f"up to {LONGEST}")
         return post_norm_limit(part, execution, architecture, parts, longest, vmem)
 
     def task_logits(
