@@ -1,5 +1,6 @@
 """Resolves `auto` and unset settings of an execution for the devices of a mesh."""
 
+import math
 from typing import Any, NamedTuple, get_args
 
 from jax.sharding import Mesh
@@ -87,14 +88,16 @@ def _unsupported(part: Part, asked: str, limit: Limit) -> UserError:
     )
 
 
-def second_execution(execution: Execution, architecture: EncoderArchitecture) -> Execution:
+def second_execution(
+    execution: Execution, architecture: EncoderArchitecture, *, first: EncoderArchitecture
+) -> Execution:
     """Returns a resolved execution for a second model: `xla` where its kernel cannot run.
 
     The row length and the mesh are not known here. A kernel must support the longest rows, on every
-    mesh that divides the heads.
+    mesh on which the kernel of the model `first`, for which `execution` was resolved, can run.
     """
     limit, longest = model_type(architecture).limit, architecture.max_position_embeddings
-    heads = architecture.key_heads
+    heads = math.gcd(first.key_heads, architecture.key_heads)
     meshes: list[dict[str, int]] = [
         dict.fromkeys(("heads", "mlp", "vocab"), parts)
         for parts in range(1, heads + 1)
@@ -104,8 +107,9 @@ def second_execution(execution: Execution, architecture: EncoderArchitecture) ->
     def runs(part: Part) -> bool:
         if getattr(execution, part) == "cudnn":
             return cudnn_limit(architecture, execution) is None
-        limits = (limit(part, execution, architecture, each, longest, None) for each in meshes)
-        return not any(limits)
+        of_first = model_type(first).limit
+        used = [each for each in meshes if not of_first(part, execution, first, each, 1, None)]
+        return not any(limit(part, execution, architecture, each, longest, None) for each in used)
 
     changes = {part: "xla" for part in get_args(Part) if not runs(part)}
     return execution.model_copy(update=changes)

@@ -45,7 +45,9 @@ def open_mlm_teacher(
     Raises UserError if there is no such run, or the teacher lacks the MLM head, has another number
     of pieces, or has another width although the loss compares hidden states.
     """
-    teacher = open_teacher(section.teacher, student=execution, checkpoint="last")
+    teacher = open_teacher(
+        section.teacher, student=architecture, execution=execution, checkpoint="last"
+    )
     if not teacher.heads.mlm or teacher.heads.causal:
         raise UserError(
             "distill.no_mlm_head",

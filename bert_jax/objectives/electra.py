@@ -107,7 +107,7 @@ class ReplacedTokenDetection:
         `DELTAS` have the same paths.
         """
         model = encoder_builder(self.architecture, self.execution, self.heads)()
-        execution = second_execution(self.execution, self.generator)
+        execution = second_execution(self.execution, self.generator, first=self.architecture)
         generator = encoder_builder(self.generator, execution, GENERATOR_HEADS)()
         if self.embedding_sharing != "none":
             deltas: dict[str, Any] = {}

@@ -94,26 +94,31 @@ class Teacher:
         )
 
 
-def open_teacher(run_dir: str, *, student: Execution, checkpoint: str) -> Teacher:
-    """Opens a run as the teacher of a student with the execution `student`.
+def open_teacher(
+    run_dir: str, *, student: EncoderArchitecture, execution: Execution, checkpoint: str
+) -> Teacher:
+    """Opens a run as the teacher of a student with this architecture and execution.
 
     `checkpoint` is as for `load_params`. Raises UserError if there is no such run or checkpoint.
     """
     run = run_of_checkpoint(open_run(run_dir), checkpoint=checkpoint)
     return Teacher(
         architecture=run.architecture,
-        execution=_execution(run.architecture, student),
+        execution=_execution(run.architecture, student, execution),
         heads=run.heads,
         directory=run.directory,
         checkpoint=checkpoint,
     )
 
 
-def _execution(architecture: EncoderArchitecture, student: Execution) -> Execution:
+def _execution(
+    architecture: EncoderArchitecture, student: EncoderArchitecture, execution: Execution
+) -> Execution:
     """Returns the student's execution with the kernels that the teacher's forward pass can use."""
     without_dropout = architecture.with_dropout(0.0)  # a teacher only evaluates
     # Only the backward pass of the FFN has a kernel.
-    return second_execution(student, without_dropout).model_copy(update={"ffn": "xla"})
+    found = second_execution(execution, without_dropout, first=student)
+    return found.model_copy(update={"ffn": "xla"})
 
 
 def spread_layers(layers: Layers, *, teacher: int, student: int, place: str) -> tuple[int, ...]:

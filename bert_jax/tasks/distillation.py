@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 
 from bert_jax.errors import UserError, commas
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.cross_entropy import soft_target_loss
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, HeadsSection
@@ -23,14 +24,19 @@ TEACHER_KEY: Final = "finetune.distill_from"
 
 
 def open_task_teacher(
-    run_dir: str, *, student: Execution, heads: HeadsSection, max_length: int
+    run_dir: str,
+    *,
+    student: EncoderArchitecture,
+    execution: Execution,
+    heads: HeadsSection,
+    max_length: int,
 ) -> Teacher:
-    """Opens the fine-tuned teacher of a student with this execution and these heads.
+    """Opens the fine-tuned teacher of a student with this architecture, execution and heads.
 
     Raises UserError if there is no such run, or the teacher has another task, other labels, or
     fewer than `max_length` positions.
     """
-    teacher = open_teacher(run_dir, student=student, checkpoint="auto")
+    teacher = open_teacher(run_dir, student=student, execution=execution, checkpoint="auto")
     theirs = teacher.heads
     if (theirs.task, theirs.labels) != (heads.task, heads.labels) or (
         None not in (theirs.problem, heads.problem) and theirs.problem != heads.problem

@@ -323,7 +323,8 @@ def _task(
         return DistilledTask(
             teacher=open_task_teacher(
                 teacher,
-                student=parts["execution"],
+                student=parts["architecture"],
+                execution=parts["execution"],
                 heads=parts["heads"],
                 max_length=section.max_length,
             ),
