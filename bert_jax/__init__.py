@@ -61,10 +61,20 @@ if TYPE_CHECKING:
         ElectraArchitectureChanges,
         ElectraSection,
     )
+    from bert_jax.encoders.eurobert.section import (
+        EuroBertArchitecture,
+        EuroBertArchitectureChanges,
+        EuroBertSection,
+    )
     from bert_jax.encoders.modernbert.section import (
         ModernBertArchitecture,
         ModernBertArchitectureChanges,
         ModernBertSection,
+    )
+    from bert_jax.encoders.neobert.section import (
+        NeoBertArchitecture,
+        NeoBertArchitectureChanges,
+        NeoBertSection,
     )
     from bert_jax.encoders.roberta.section import (
         RobertaArchitecture,
@@ -153,6 +163,8 @@ __all__ += ["AlbertArchitecture", "AlbertArchitectureChanges", "AlbertSection"]
 __all__ += ["BertArchitecture", "BertArchitectureChanges", "BertSection", "EncoderArchitecture"]
 __all__ += ["DebertaArchitecture", "DebertaArchitectureChanges", "DebertaSection"]
 __all__ += ["DistilBertArchitecture", "DistilBertArchitectureChanges", "DistilBertSection"]
+__all__ += ["EuroBertArchitecture", "EuroBertArchitectureChanges", "EuroBertSection"]
+__all__ += ["NeoBertArchitecture", "NeoBertArchitectureChanges", "NeoBertSection"]
 __all__ += ["ElectraArchitecture", "ElectraArchitectureChanges", "ElectraSection"]
 __all__ += ["ElectraObjectiveSection", "GeneratorSection"]
 __all__ += ["ModernBertArchitecture", "ModernBertArchitectureChanges", "ModernBertSection"]
