@@ -8,9 +8,9 @@ vocabulary of 30,522, and AdamW with the gradient norm clipped at 1. Ours is the
 pretraining on one device. Each model runs in its own process on all cores, alternating with the
 others, with batches of the same shape.
 
-PyTorch is measured if it is installed, with SDPA attention if the class has it. ModernBERT is also measured with
-`sparse_prediction`, which computes the logits of masked pieces only, as ours does. Transformers 5
-has no Flax BERT, so ``--flax-python PATH`` is a Python with transformers 4
+PyTorch is measured if it is installed, with SDPA attention if the class has it. ModernBERT is also
+measured with `sparse_prediction`, which computes the logits of masked pieces only, as ours does.
+Transformers 5 has no Flax BERT, so ``--flax-python PATH`` is a Python with transformers 4
 (``pip install 'transformers==4.56.*' flax optax``). On Linux all processes use malloc's large
 pages, as under `make`. An empty GLIBC_TUNABLES switches them off.
 """
