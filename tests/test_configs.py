@@ -58,7 +58,10 @@ def _parts(mesh: MeshSection) -> int:
     ("overrides", "source"),
     [
         (["model.size=base"], "override model.size"),
-        (["model={kind: modernbert, size: base, architecture: {num_hidden_layers: 3}}"], "override model.size"),
+        (
+            ["model={kind: modernbert, size: base, architecture: {num_hidden_layers: 3}}"],
+            "override model.size",
+        ),
     ],
 )
 def test_size_with_another_architecture_names_both_keys(overrides: list[str], source: str) -> None:

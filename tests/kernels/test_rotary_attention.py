@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.model.rotary import rotated, rotations
 from bert_jax.kernels.rotary_attention import rotary_attention
+from bert_jax.model.rotary import rotated, rotations
 from tests.kernels.search import (
     PARTS,
     Outcome,
