@@ -158,9 +158,14 @@ def test_what_the_encoder_cannot_compute_is_refused(
         read(path, written | changes)
 
 
-def test_every_verb_works_from_a_hugging_face_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    # mmBERT has the tokenizer of Gemma.
+    ["modernbert", pytest.param("gemma", marks=pytest.mark.slow, id="mmbert")],
+)
+def test_every_verb_works_from_a_hugging_face_checkpoint(tmp_path: Path, kind: str) -> None:
     source = tmp_path / "hf"
-    tokenizer: PreTrainedTokenizerFast = KINDS["modernbert"]()
+    tokenizer: PreTrainedTokenizerFast = KINDS[kind]()
     tokenizer.save_pretrained(source)
     names = ("pad_token_id", "cls_token_id", "sep_token_id")
     ids = {name: getattr(tokenizer, name) for name in names}

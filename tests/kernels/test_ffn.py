@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from bert_jax.encoders.build import encoder_builder
-from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.model.architecture import Activation
 from bert_jax.model.elementwise import gelu_erf, gelu_erf_and_slope
 from bert_jax.model.gated_project import gated_project
@@ -160,16 +159,19 @@ def test_a_mesh_splits_rows_and_columns(half: Half) -> None:
             assert_same(fed(half.fused, *arrays), expected)
 
 
-@pytest.mark.parametrize("remat", [pytest.param("none", marks=pytest.mark.chaos), "full"])
-def test_modernberts_loss_and_gradients_equal_xlas(remat: str) -> None:
-    architecture = ModernBertArchitecture(
-        vocab_size=256,
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=192,
-        window=8,
-    )
+@pytest.mark.parametrize(
+    ("kind", "remat"),
+    [
+        pytest.param("modernbert", "none", marks=pytest.mark.chaos),
+        ("modernbert", "full"),
+        ("eurobert", "none"),
+    ],
+)
+def test_pre_norm_layers_loss_and_gradients_equal_xlas(kind: str, remat: str) -> None:
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 192}
+    # One head of keys and values for both heads of queries.
+    own = {"window": 8} if kind == "modernbert" else {"num_key_value_heads": 1}
+    architecture = small_encoder(kind, vocab_size=256, **sizes, **own)
     rng = np.random.default_rng(1)
     batch = {
         "input_ids": jnp.asarray(rng.integers(0, 256, (2, 24))),
@@ -199,7 +201,10 @@ def test_modernberts_loss_and_gradients_equal_xlas(remat: str) -> None:
             assert (kernel in program) is (changes[part] == "fused")
         return jax.jit(jax.value_and_grad(loss))(params)
 
-    found, gradients = loss_and_gradients(norm="fused", ffn="fused", remat=remat)
+    attention = "fused" if kind == "eurobert" else "xla"
+    found, gradients = loss_and_gradients(
+        norm="fused", ffn="fused", attention=attention, remat=remat
+    )
     expected, expected_gradients = loss_and_gradients(norm="xla", ffn="xla")
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
     pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
