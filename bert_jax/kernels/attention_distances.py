@@ -14,6 +14,7 @@ In tables, the key's position minus the query's ascends from minus the padded le
 """
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -138,7 +139,7 @@ def _reversed_lanes(x: Array) -> Array:
 
 def _reversing(dtype: Any) -> Array:
     """Returns the matrix that reverses the order of 128 tokens."""
-    row, lane = (jax.lax.broadcasted_iota(jnp.int32, (LANES, LANES), axis) for axis in (0, 1))
+    row, lane = _places()
     return jnp.where(row + lane == LANES - 1, 1.0, 0.0).astype(dtype)
 
 
@@ -157,28 +158,50 @@ def _rotated(blocks: Iterator[Array], shape: Shape, *, turn: bool = False) -> It
 
     `turn` transposes the result.
     """
+    row, lane = _places()
     for words in _packed(blocks, shape):
-        kept = _roll(words, 0)[:, LANES:]
+        squares = _squares(words)
+        moved = [
+            _roll(jnp.where(row + lane < LANES, after, before), 0)
+            for before, after in itertools.pairwise(squares)
+        ]
+        kept = jnp.concatenate(moved, axis=1)
         yield from _unpacked(jnp.transpose(kept) if turn else kept, shape)
 
 
 def _rotated_back(blocks: Iterator[Array], shape: Shape, *, turn: bool) -> Iterator[Array]:
     """Yields blocks [128, tokens] by distance, [128, distances]. `turn` transposes them first."""
+    row, lane = _places()
     for words in _packed(blocks, shape):
-        kept = jnp.transpose(words) if turn else words
-        empty = jnp.zeros((LANES, LANES), kept.dtype)
-        yield from _unpacked(_roll(jnp.concatenate([kept, empty], axis=1), 1), shape)
+        rolled = [_roll(each, 1) for each in _squares(jnp.transpose(words) if turn else words)]
+        empty = jnp.zeros_like(rolled[0])
+        moved = [
+            jnp.where(row < lane, after, before)
+            for before, after in itertools.pairwise([empty, *rolled, empty])
+        ]
+        yield from _unpacked(jnp.concatenate(moved, axis=1), shape)
+
+
+def _squares(x: Array) -> list[Array]:
+    """Returns the blocks [128, 128] of an array [128, lanes]."""
+    return [x[:, at : at + LANES] for at in range(0, x.shape[1], LANES)]
+
+
+def _places() -> tuple[Array, Array]:
+    """Returns the rows and lanes of a block [128, 128]."""
+    row, lane = (jax.lax.broadcasted_iota(jnp.int32, (LANES, LANES), axis) for axis in (0, 1))
+    return row, lane
 
 
 def _roll(x: Array, more: int) -> Array:
-    """Returns an array [rows, lanes] with each row rotated by its number and `more`.
+    """Returns a block [128, 128] with each row rotated by its number and `more`.
 
     The Pallas interpreter would compile an operation for each row, which takes minutes.
     """
 
     def gathered(x: Array) -> Array:
-        row, lane = (jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (0, 1))
-        return jnp.take_along_axis(x, (lane - row - more) % x.shape[1], axis=1)
+        row, lane = _places()
+        return jnp.take_along_axis(x, (lane - row - more) % LANES, axis=1)
 
     rotated = functools.partial(pltpu.roll, shift=more, axis=1, stride=1, stride_axis=0)
     found: Array = jax.lax.platform_dependent(x, mosaic=rotated, default=gathered)
