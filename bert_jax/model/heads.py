@@ -43,7 +43,6 @@ class MlmDecoder(nnx.Module):
     def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
         if self.has_bias:
             self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
-        self.padded_size = architecture.padded_vocab_size
         self.vocab_size = architecture.vocab_size
         self.gradient_dtype: Dtype = execution.sum_dtype
         self.dtype: Dtype = execution.dtype
@@ -77,7 +76,9 @@ class MlmDecoder(nnx.Module):
         core, rows_BPD = self._core(), self.rows(hidden_BPD)
         if core is None:
             return cross_entropy(self._logits(rows_BPD, table_VD, shares_SVD), labels_BP)
-        flat = core(_flat(rows_BPD), table_VD, shares_SVD, self._bias(), labels_BP.reshape(-1))
+        flat = core(
+            _flat(rows_BPD), table_VD, shares_SVD, self._bias(len(table_VD)), labels_BP.reshape(-1)
+        )
         return Scored(*(each.reshape(labels_BP.shape) for each in flat))
 
     def _core(self) -> Callable[[Array, Array, Array, Array, Array], Scored] | None:
@@ -89,13 +90,15 @@ class MlmDecoder(nnx.Module):
         return None
 
     def _logits(self, rows_BPD: Array, table_VD: Array, shares_SVD: Array) -> Array:
-        logits_NV = add_bias(decoded(_flat(rows_BPD), table_VD, shares_SVD), self._bias())
+        logits_NV = add_bias(
+            decoded(_flat(rows_BPD), table_VD, shares_SVD), self._bias(len(table_VD))
+        )
         # Reshape last: an operation between this and the reshape of the loss would cause copies.
         return constrain(logits_NV, "batch", "vocab").reshape(*rows_BPD.shape[:2], -1)
 
-    def _bias(self) -> Array:
-        """Returns the bias, with −1e9 for the padding of the vocabulary."""
-        is_piece = jnp.arange(self.padded_size) < self.vocab_size
+    def _bias(self, size: int) -> Array:
+        """Returns the bias of `size` rows, with −1e9 for the padding of the vocabulary."""
+        is_piece = jnp.arange(size) < self.vocab_size
         return jnp.where(is_piece, self.bias[...] if self.has_bias else 0.0, NO_PIECE)
 
 

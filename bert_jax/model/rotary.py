@@ -6,15 +6,17 @@ position, and packed examples need no positions of their own.
 Shape suffixes: B batch, L length, H heads, K head columns.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 
-def rotations(length: int, *, columns: int, theta: float) -> tuple[Array, Array]:
+def rotations(length: Any, *, columns: int, theta: float) -> tuple[Array, Array]:
     """Returns cosine and sine of the angles at every place of a row, float32 [L, K / 2].
 
-    Angle i at place p is ``p · theta^(−2i / columns)``.
+    An export has a symbolic `length`. Angle i at place p is ``p · theta^(−2i / columns)``.
     """
     frequencies = theta ** -(np.arange(0, columns, 2, dtype=np.float32) / columns)
     angles = jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies
