@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bert_jax.data.dataset.cache import CacheSection
     from bert_jax.data.dataset.provenance import MixtureSection, Provenance
     from bert_jax.data.dataset.reader import Dataset, open_dataset
+    from bert_jax.data.loader.mixing_section import MixingSection
     from bert_jax.data.loader.packing import PackingSection
     from bert_jax.data.loader.section import LoaderSection
     from bert_jax.data.rows.masking import MaskingSection
@@ -175,8 +176,8 @@ __all__ += ["ContaminationSection", "DistributedSection", "EvaluationSection", "
 __all__ += ["Execution", "FinetuneOptimizerSection", "FinetuneSection", "GlueSection"]
 __all__ += ["EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
-__all__ += ["MaskingSection", "MeshSection", "MixtureSection", "ModelSection"]
-__all__ += ["MlperfSection", "MultipleChoiceSection", "NearDuplicatesSection"]
+__all__ += ["MaskingSection", "MeshSection", "MixingSection", "MixtureSection"]
+__all__ += ["MlperfSection", "ModelSection", "MultipleChoiceSection", "NearDuplicatesSection"]
 __all__ += ["BertObjectiveSection", "StopAtSection"]
 __all__ += ["CausalObjectiveSection", "DistillObjectiveSection", "RobertaObjectiveSection"]
 __all__ += ["SopObjectiveSection"]

@@ -93,14 +93,16 @@ def pretraining_inputs(
         segments = "; then ".join(each.describe() for each in schedule_segments(train, optimizer))
         return f"{train.total_steps:,} steps; learning rate: {segments}"
 
-    def check_dataset(path: str, phase: PhaseSection, key: str, *, evaluation: bool) -> str:
+    def check_dataset(
+        path: str, phase: PhaseSection, key: str, *, place: str, evaluation: bool
+    ) -> str:
         if is_remote(path):
             return f"{path} is not checked before the run opens it"
         if is_google_bert(path):
             return f"{path} is read as TFRecords"
         made = read_provenance(epath.Path(path))
         if loaded:
-            made.require_tokenizer(loaded[0].hash, place=f"{key}.dataset: {path}")
+            made.require_tokenizer(loaded[0].hash, place=f"{place}: {path}")
         if phase.seq_length < made.pairing.max_seq_length:  # examples may still be short enough
             with under(key, PhaseSection):
                 for split in made.splits:
@@ -109,7 +111,7 @@ def pretraining_inputs(
             phase.objective or objective,
             made.pairing.kind,
             dataset=path,
-            key=f"{key}.dataset",
+            key=place,
             evaluation=evaluation,
         )
         counts = ", ".join(f"{split.examples:,} of {name}" for name, split in made.splits.items())
@@ -122,11 +124,16 @@ def pretraining_inputs(
         yield "objective", lambda: _unread(teacher)
     for index, phase in enumerate(train.phases):
         key = f"train.phases.{index}"
-        yield "dataset", partial(check_dataset, phase.dataset, phase, key, evaluation=False)
+        for path in phase.paths:
+            place = phase.path_key(key, path)
+            check = partial(check_dataset, path, phase, key, place=place, evaluation=False)
+            yield "dataset", check
     if train.evaluation is not None and (path := train.evaluation.dataset) is not None:
         shortest = min(train.phases, key=lambda phase: phase.seq_length)
         key = "train.evaluation"
-        yield "dataset", partial(check_dataset, path, shortest, key, evaluation=True)
+        place = f"{key}.dataset"
+        check = partial(check_dataset, path, shortest, key, place=place, evaluation=True)
+        yield "dataset", check
 
 
 def _unread(path: str) -> str:
@@ -139,13 +146,12 @@ def _unread(path: str) -> str:
 def check_masks(
     train: TrainSection, *, tokenizer: str, objective: Registered, seed: int
 ) -> Iterator[Finding]:
-    """Yields a finding for each phase that masks words of a local dataset.
+    """Yields a finding for each local dataset whose words a phase masks.
 
     Skips inputs that other checks refuse.
     """
-    for phase in train.phases:
+    for phase, root in ((each, path) for each in train.phases for path in each.paths):
         masking = masking_of(phase.objective or objective)
-        root = phase.dataset
         if masking is None or is_remote(root) or not (epath.Path(root) / PROVENANCE_NAME).exists():
             continue
         try:

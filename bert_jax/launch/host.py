@@ -18,6 +18,7 @@ from etils import epath
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.google_bert.reader import is_google_bert
+from bert_jax.data.loader.mixing_section import paths_of
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.launch.assignment import (
     Assignment,
@@ -123,9 +124,9 @@ class Agent:
         cache = DatasetCache(assignment.loader.cache, say=say)
         train = assignment.config.get("train") or {}
         for section in (*(train.get("phases") or ()), train.get("evaluation") or {}):
-            path = section.get("dataset")
-            if path is not None and not is_google_bert(path):
-                cache.local(path)
+            for path in paths_of(section.get("dataset") or ()):
+                if not is_google_bert(path):
+                    cache.local(path)
 
     def _run_once(self, assignment: Assignment) -> Ending:
         command, environment = assignment.command, assignment.environment

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from etils import epath
 
+from bert_jax.data.loader.mixing_section import with_paths
 from bert_jax.errors import UserError
 from bert_jax.files.download import CHECKED
 from bert_jax.files.hub import is_dataset_file
@@ -51,8 +52,7 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
             found[key] = on_bucket(found[key], key, bucket)
     if (train := found.get("train")) is not None:
         phases = [
-            phase | {"dataset": on_bucket(phase["dataset"], f"train.phases.{i}.dataset", bucket)}
-            for i, phase in enumerate(train["phases"])
+            _phase(phase, f"train.phases.{i}", bucket) for i, phase in enumerate(train["phases"])
         ]
         found["train"] = train | {"phases": phases}
         evaluation = train.get("evaluation") or {}
@@ -76,6 +76,19 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
     if (teacher := (found.get("objective") or {}).get("teacher")) is not None:
         place = on_bucket(teacher, "objective.teacher", bucket)
         found["objective"] = found["objective"] | {"teacher": place}
+    return found
+
+
+def _phase(phase: Mapping[str, Any], key: str, bucket: str) -> dict[str, Any]:
+    """Returns a phase with paths of datasets that hosts can read."""
+
+    def place(path: str) -> str:
+        return on_bucket(path, f"{key}.dataset", bucket)
+
+    found = {**phase, "dataset": with_paths(phase["dataset"], place)}
+    mixing = phase.get("mixing") or {}
+    if mixing.get("until"):
+        found["mixing"] = mixing | {"until": with_paths(mixing["until"], place)}
     return found
 
 

@@ -76,7 +76,8 @@ class CompileRequest(ProgramRequest):
         own = self.mesh
         sizes = MeshSection(data=own.data, fsdp=own.fsdp, tensor=own.tensor)
         mesh = sizes.model_copy(update={"slices": own.slices, "copies": own.copies})
-        phases = tuple(phase.model_copy(update={"dataset": ""}) for phase in self.train.phases)
+        no_data = {"dataset": "", "mixing": None}
+        phases = tuple(phase.model_copy(update=no_data) for phase in self.train.phases)
         deciding = self.model_copy(
             update={
                 "mesh": mesh,

@@ -155,6 +155,7 @@ def _run_steps(
             for hook in hooks:
                 hook(pause)
             if due.end_phase or pause.ends_run:
+                reports.ended()
                 return state, pause.interrupted and not pause.ended_early
             if due.evaluate:
                 output.milestones.training(step, until=tracker.next_evaluation)

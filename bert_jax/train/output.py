@@ -93,6 +93,12 @@ class PhaseReports:
             trained = phase.pretrained or tracker.progress.step > 0
             output.display.say(phase.watch.expectation(trained=trained), style="dim")
 
+    def ended(self) -> None:
+        """Says how much of a mixture the phase has read, at its end or the end of the run."""
+        describe, position = self._phase.describe_read, self._tracker.progress.position
+        if describe is not None and position is not None:
+            self._output.display.say(describe(position))
+
     def add(self, batch: DeviceBatch) -> None:
         """Adds a finished step, and reports if a report is due."""
         # A batch of a ramp has fewer rows than the phase's. A padded batch has more.

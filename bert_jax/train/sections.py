@@ -7,6 +7,9 @@ from typing import Literal, TypeAlias
 
 import pydantic
 
+from bert_jax.data.loader.data_position import BatchSizes
+from bert_jax.data.loader.mixing_section import MixedSection, MixingSection
+from bert_jax.data.loader.mixture import Mixture, stage_starts
 from bert_jax.data.loader.packing import PackingSection
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.model.architecture import EncoderArchitecture
@@ -24,8 +27,8 @@ class RampStage(Section):
     """Rows per step, over all devices and hosts."""
 
 
-class PhaseSection(Section):
-    """Consecutive steps with one dataset, sequence length and batch size.
+class PhaseSection(MixedSection):
+    """Consecutive steps with one dataset or mixture, sequence length and batch size.
 
     If a phase sets `learning_rate`, it starts its own schedule of warm-up and decay. The schedule
     ends before the next phase that sets `learning_rate`. If no phase sets it, one schedule spans
@@ -34,9 +37,6 @@ class PhaseSection(Section):
     With ``packing``, a row contains several examples. Evaluation never packs.
     """
 
-    dataset: PathText
-    """Directory of the dataset, local or ``gs://``: made by `bert-jax examples`, or TFRecords of
-    google-research/bert."""
     steps: int = pydantic.Field(ge=1)
     """Optimizer steps."""
     seq_length: int = pydantic.Field(default=512, ge=8)
@@ -85,6 +85,33 @@ class PhaseSection(Section):
     def ramp_steps(self) -> int:
         """Number of steps of the batch ramp."""
         return sum(stage.steps for stage in self.batch_ramp)
+
+    @property
+    def rows(self) -> BatchSizes:
+        """Rows of each step."""
+        ramp = tuple((stage.steps, stage.batch_size) for stage in self.batch_ramp)
+        return BatchSizes(self.batch_size, ramp)
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of all steps."""
+        return self.rows.rows(self.steps).start
+
+    def mixture(self, tokens: Mapping[str, int]) -> Mixture:
+        """Returns the mixture of several datasets, in the order of `tokens`.
+
+        `tokens` has the number of tokens of each dataset, by directory.
+        """
+        mixing = self.mixing or MixingSection()
+        if isinstance(self.dataset, dict):
+            weights = [self.dataset[path] for path in tokens]
+            if mixing.until is None:
+                return Mixture(weights)
+            until = [mixing.until[path] for path in tokens]
+            return Mixture(weights, until, stage_starts(self.steps, self.rows))
+        total, power = sum(tokens.values()), mixing.smoothing
+        assert power is not None, "a validator has checked it"
+        return Mixture([(count / total) ** power for count in tokens.values()])
 
     def architecture_changes(
         self, architecture: EncoderArchitecture, *, key: str
@@ -178,7 +205,7 @@ class EvaluationSection(Section):
     """Dataset whose split `validation` is evaluated, so that runs with other training data can be
     compared. Its examples must fit the rows of every phase. An objective with a pair task also
     accepts examples without pairs, and then has no scores of that task. null: the phase's
-    dataset."""
+    dataset. Required if a phase mixes datasets."""
     seed: int | None = pydantic.Field(default=None, ge=0)
     """Seed of the masks. null: the run's seed."""
     batch_size: int | None = pydantic.Field(default=None, ge=1)
@@ -276,6 +303,19 @@ class TrainSection(Section):
     profile: ProfileSection | None = None
     """Steps to trace for TensorBoard. null: none."""
 
+    @pydantic.model_validator(mode="after")
+    def _held_out_is_named(self) -> TrainSection:
+        if self.evaluation is not None and self.evaluation.dataset is None:
+            for at, phase in enumerate(self.phases):
+                if phase.is_mixed:
+                    raise SettingError(
+                        "evaluation.mixture",
+                        f"missing, but phase {at} mixes datasets. Set the directory whose split "
+                        "validation is evaluated, or train.evaluation: null.",
+                        place="evaluation.dataset",
+                    )
+        return self
+
     @property
     def total_steps(self) -> int:
         """Number of optimizer steps in all phases."""
@@ -284,7 +324,11 @@ class TrainSection(Section):
     @property
     def datasets(self) -> dict[str, str]:
         """Paths of all datasets, by key."""
-        found = {f"train.phases.{at}.dataset": each.dataset for at, each in enumerate(self.phases)}
+        found = {
+            phase.path_key(f"train.phases.{at}", path): path
+            for at, phase in enumerate(self.phases)
+            for path in phase.paths
+        }
         if self.evaluation is not None and self.evaluation.dataset is not None:
             found["train.evaluation.dataset"] = self.evaluation.dataset
         return found

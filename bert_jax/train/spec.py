@@ -81,6 +81,8 @@ class Phase:
     # Settings of the architecture that only this phase has; its checkpoints record them
     architecture: Mapping[str, float] = dataclasses.field(default_factory=dict)
     causal: bool = False  # whether attention is left to right; its checkpoints record it
+    # Says how much of several datasets a position has read; None for one dataset
+    describe_read: Callable[[DataPosition], str] | None = None
     pretrained: bool = False  # whether a new run starts from a trained model
 
 

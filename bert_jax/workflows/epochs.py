@@ -1,5 +1,6 @@
 """Counts the epochs of a run: how often it reads its rows and their text. Does not import JAX."""
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -23,6 +24,7 @@ class PhaseEpochs(NamedTuple):
 
     phase: int
     dataset: str
+    is_mixed: bool  # whether the phase has other datasets too
     rows: int  # rows of an epoch
     epochs: float
     copies: float  # passes over the text in an epoch: over the most repeated language
@@ -33,16 +35,21 @@ class PhaseEpochs(NamedTuple):
 
     @classmethod
     def of(
-        cls, phase: int, section: PhaseSection, *, rows: int, made: Provenance | None
+        cls,
+        phase: int,
+        section: PhaseSection,
+        path: str,
+        *,
+        read: int,
+        rows: int,
+        made: Provenance | None,
     ) -> "PhaseEpochs":
-        """Counts the epochs of a phase.
+        """Counts the epochs of a phase over one of its datasets.
 
-        `rows`: rows of an epoch. `made`: record of the dataset; None for TFRecords, whose copies
-        are unknown.
+        `path`: directory of the dataset. `read`: rows that the phase reads from it. `rows`: rows of
+        an epoch. `made`: record of the dataset; None for TFRecords, whose copies are unknown.
         """
-        read = (section.steps - section.ramp_steps) * section.batch_size
-        read += sum(stage.steps * stage.batch_size for stage in section.batch_ramp)
-        copies, text = [1.0], section.dataset
+        copies, text = [1.0], path
         if made is not None:
             languages = (made.splits[_TRAIN].languages or {}).values()
             passes = [language.passes for language in languages if language.passes]
@@ -51,7 +58,8 @@ class PhaseEpochs(NamedTuple):
         epochs = read / rows
         return cls(
             phase=phase,
-            dataset=section.dataset,
+            dataset=path,
+            is_mixed=section.is_mixed,
             rows=rows,
             epochs=epochs,
             copies=max(copies),
@@ -64,18 +72,19 @@ class PhaseEpochs(NamedTuple):
     def describe(self) -> str:
         """Returns ``"phase 0: 70,000 epochs of 2,064 rows"``, with the copies of the text."""
         rows = counted(self.rows, "packed row" if self.is_packed else "row")
-        text = f"phase {self.phase}: {_number(self.epochs)} epochs of {rows}"
+        name = f", {self.dataset}" if self.is_mixed else ""
+        text = f"phase {self.phase}{name}: {format_epochs(self.epochs)} epochs of {rows}"
         if self.masks_are_stored:
             return f"{text} with stored masks"
         if self.fewest != self.copies:
             return (
-                f"{text}, which have the languages {_number(self.fewest)} "
-                f"to {_number(self.copies)} times"
+                f"{text}, which have the languages {format_epochs(self.fewest)} "
+                f"to {format_epochs(self.copies)} times"
             )
         return (
             text
             if self.copies == 1
-            else f"{text}, which have the text {_number(self.copies)} times"
+            else f"{text}, which have the text {format_epochs(self.copies)} times"
         )
 
 
@@ -85,21 +94,37 @@ def count_epochs(train: TrainSection) -> Iterator[PhaseEpochs]:
     Skips TFRecords, whose first opening reads every byte.
     """
     for at, phase in enumerate(train.phases):
-        root = epath.Path(phase.dataset)
-        if is_remote(phase.dataset) or not (root / PROVENANCE_NAME).exists():
-            continue
-        try:
-            made = read_provenance(root)
-            rows = made.splits[_TRAIN].examples
-            if phase.max_examples > 1:
-                counts = LengthIndex(open_dataset(root, _TRAIN).lengths).counts
-                rows = PackingPlan(
-                    counts, capacity=phase.seq_length, max_examples=phase.max_examples
-                ).rows
-        except (UserError, KeyError):  # other checks refuse them
-            continue
-        if rows:
-            yield PhaseEpochs.of(at, phase, rows=rows, made=made)
+        with contextlib.suppress(UserError, KeyError):  # other checks refuse them
+            yield from _epochs_of(at, phase)
+
+
+def _epochs_of(at: int, phase: PhaseSection) -> list[PhaseEpochs]:
+    if not all(_is_here(path) for path in phase.paths):
+        return []
+    made = {path: read_provenance(epath.Path(path)) for path in phase.paths}
+    rows = {path: found.splits[_TRAIN].examples for path, found in made.items()}
+    if not all(rows.values()):
+        return []
+    read = [phase.total_rows]
+    if phase.is_mixed or phase.max_examples > 1:
+        lengths = {path: open_dataset(path, _TRAIN).lengths for path in phase.paths}
+        if phase.is_mixed:
+            tokens = {path: int(found.sum()) for path, found in lengths.items()}
+            read = phase.mixture(tokens).counts(phase.total_rows)
+        if phase.max_examples > 1:
+            sizes = {"capacity": phase.seq_length, "max_examples": phase.max_examples}
+            rows = {
+                path: PackingPlan(LengthIndex(found).counts, **sizes).rows
+                for path, found in lengths.items()
+            }
+    return [
+        PhaseEpochs.of(at, phase, path, read=own, rows=rows[path], made=made[path])
+        for path, own in zip(phase.paths, read, strict=True)
+    ]
+
+
+def _is_here(path: str) -> bool:
+    return not is_remote(path) and (epath.Path(path) / PROVENANCE_NAME).exists()
 
 
 def describe_epochs(found: Sequence[PhaseEpochs]) -> tuple[str, bool]:
@@ -108,12 +133,13 @@ def describe_epochs(found: Sequence[PhaseEpochs]) -> tuple[str, bool]:
     for each in found:
         sums[each.text] += each.epochs * each.copies
     most = max(sums.values())
-    line = f"{'; '.join(each.describe() for each in found)}: {_number(most)} passes over the text"
+    phases = "; ".join(each.describe() for each in found)
+    line = f"{phases}: {format_epochs(most)} passes over the text"
     if most > MOST:
         line += f", more than {MOST} (BERT's number). Use fewer steps or more text"
     return f"{line}.", most > MOST
 
 
-def _number(value: float) -> str:
+def format_epochs(value: float) -> str:
     """Returns a number with at least three digits: ``"70,000"``, ``"12.5"``, ``"0.031"``."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import optax
 from jax.sharding import Mesh
@@ -17,7 +17,7 @@ from bert_jax.data.google_bert.reader import (
     open_google_bert,
 )
 from bert_jax.data.loader.loader import Loader, evaluation_batches
-from bert_jax.data.loader.mask_share import MaskShare, measure_masks
+from bert_jax.data.loader.mask_share import MaskShare
 from bert_jax.data.rows.masking_transform import StaticMaskTransform
 from bert_jax.errors import UserError, all_of
 from bert_jax.model.architecture import EncoderArchitecture
@@ -33,6 +33,7 @@ from bert_jax.train.spec import Phase
 from bert_jax.train.state import ModelDefinition, define_model
 from bert_jax.train.step import StepSpec
 from bert_jax.workflows.epochs import PhaseEpochs
+from bert_jax.workflows.phase_data import PhaseData
 from bert_jax.workflows.pretraining_settings import PhaseSection, PretrainSettings
 
 TRAIN: Final = "train"
@@ -52,13 +53,6 @@ class ExampleSource:
         if isinstance(self.dataset, Dataset):
             return tuple(self.dataset.provenance.splits)
         return tuple(find_splits(self.dataset.directory))
-
-    @property
-    def unigram_entropy(self) -> float:
-        """Entropy of the text before masking, in nats per token."""
-        if isinstance(self.dataset, Dataset):
-            return self.dataset.provenance.corpus.unigram_entropy
-        return self.dataset.summary.unigram_entropy
 
     def features(
         self,
@@ -220,16 +214,16 @@ def _check_google_bert(
 
 
 class OpenedPhase(NamedTuple):
-    """A phase with the path and the fingerprints of its data."""
+    """A phase with the paths and the fingerprints of its data."""
 
     phase: Phase
-    dataset: str  # path of the dataset
-    training: str  # fingerprint of the training split
+    dataset: str  # name of the data in messages
+    training: Mapping[str, str]  # fingerprints of training splits by path
     validation: str | None  # fingerprint of the validation split, if there is one
     evaluator: Evaluator | None  # None without evaluation
     evaluated: int  # number of examples per evaluation
-    masks: MaskShare | None  # masks of words in a sample of the training split
-    epochs: PhaseEpochs
+    masks: Mapping[str, MaskShare]  # masks of words in a sample of each training split, by path
+    epochs: Sequence[PhaseEpochs]  # of each training split
 
 
 class PhaseOpener(NamedTuple):
@@ -255,7 +249,13 @@ class PhaseOpener(NamedTuple):
             tokenizer=self.tokenizer,
             cache=self.cache,
         )
-        source = open_split(section.dataset, TRAIN, key=f"{key}.dataset")
+        sources = {
+            path: open_split(path, TRAIN, key=section.path_key(key, path)) for path in section.paths
+        }
+        source = next(iter(sources.values()))
+        data = PhaseData.of(
+            index, section, {path: found.dataset for path, found in sources.items()}
+        )
         section.check_positions(self.architecture.max_position_embeddings, key=key)
         changes = section.architecture_changes(self.architecture, key=key)
         held_out, evaluation = None, self.settings.train.evaluation
@@ -264,27 +264,22 @@ class PhaseOpener(NamedTuple):
                 other, VALIDATION, key="train.evaluation.dataset", evaluation=True
             )
         with under(key, PhaseSection):
-            if held_out is None and VALIDATION in source.splits:
+            if isinstance(section.dataset, str) and not held_out and VALIDATION in source.splits:
                 held_out = open_split(section.dataset, VALIDATION, key="dataset")
-            phase, evaluator, masks = self._phase(
-                section, source, held_out, changes=changes, index=index
+            phase, loader, evaluator, masks = self._phase(
+                section, source, data, held_out, changes=changes, index=index
             )
         validation = None if held_out is None else held_out.dataset.fingerprint
         total = 0 if held_out is None or evaluator is None else len(held_out.dataset)
         return OpenedPhase(
             phase,
-            section.dataset,
-            source.dataset.fingerprint,
+            section.dataset_name,
+            data.fingerprints,
             validation,
             evaluator,
             min(total, self._limit or total),
             masks,
-            PhaseEpochs.of(
-                index,
-                section,
-                rows=cast(Loader, phase.loader).rows_per_epoch,
-                made=source.dataset.provenance if isinstance(source.dataset, Dataset) else None,
-            ),
+            data.epochs(loader),
         )
 
     @property
@@ -297,11 +292,12 @@ class PhaseOpener(NamedTuple):
         self,
         section: PhaseSection,
         source: ExampleSource,
+        data: PhaseData,
         held_out: ExampleSource | None,
         *,
         changes: Mapping[str, float],
         index: int,
-    ) -> tuple[Phase, Evaluator | None, MaskShare | None]:
+    ) -> tuple[Phase, Loader, Evaluator | None, Mapping[str, MaskShare]]:
         settings = self.settings
         objective = self.objective_for(index, self.architecture.with_changes(changes))
         model = define_model(objective.build)
@@ -325,21 +321,23 @@ class PhaseOpener(NamedTuple):
                 limit=self._limit,
             )
         found = "nothing" if held_out is None else held_out.dataset.fingerprint
+        loader = Loader(
+            data.for_loader,
+            features,
+            batch_size=section.batch_size,
+            ramp=section.rows.ramp,
+            seed=settings.seed,
+            phase=index,
+            share=process_share(self.mesh),
+            section=settings.loader,
+        )
         phase = Phase(
             step=StepSpec(task=objective, model=model, optimizer=self.optimizer),
             steps=section.steps,
             batch_size=section.batch_size,
             accumulation=section.accumulation,
-            loader=Loader(
-                source.dataset,
-                features,
-                batch_size=section.batch_size,
-                ramp=tuple((stage.steps, stage.batch_size) for stage in section.batch_ramp),
-                seed=settings.seed,
-                phase=index,
-                share=process_share(self.mesh),
-                section=settings.loader,
-            ),
+            loader=loader,
+            describe_read=data.describe_read(loader),
             shapes=1 + len(section.batch_ramp),
             flops_per_row=objective.flops_per_row(features.batch([], [])),
             evaluate=evaluator,
@@ -348,12 +346,12 @@ class PhaseOpener(NamedTuple):
             causal=settings.objective_of(index).heads.causal,
             pretrained=settings.origin is not None or _starts_from_teacher(objective),
             watch=objective.watch(
-                unigram_entropy=source.unigram_entropy, total_steps=settings.train.total_steps
+                unigram_entropy=data.unigram_entropy, total_steps=settings.train.total_steps
             ),
             batch=abstract_batch(features, self.mesh, rows=section.batch_size),
             compile_evaluation=evaluator and evaluator.compile,
         )
-        return phase, evaluator, measure_masks(source.dataset, features, seed=settings.seed)
+        return phase, loader, evaluator, data.masks(features, seed=settings.seed)
 
 
 def _starts_from_teacher(objective: Objective) -> bool:

@@ -66,7 +66,7 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
         settings.run_dir, verb="pretrain", architecture=run.architecture, tokenizer=run.tokenizer
     )
     say = narrator_of(console).say
-    line, repeats = describe_epochs([found.epochs for found in opened])
+    line, repeats = describe_epochs([each for found in opened for each in found.epochs])
     say(line, style="bold yellow" if repeats else "")
     profile, steps = settings.train.profile, sum(each.steps for each in settings.train.phases)
     if profile is not None and profile.last > steps:
@@ -74,8 +74,9 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
     for found in opened:
         if settings.train.evaluation is not None and found.phase.evaluate is None:
             say(f"{found.dataset} has no validation split: evaluation is skipped")
-        if found.masks is not None and found.masks.low:
-            say(f"{found.dataset}: {found.masks.describe()}")
+        for path, masks in found.masks.items():
+            if masks.low:
+                say(f"{path}: {masks.describe()}")
     with (
         hold_run(root) as check_lock,
         write_checkpoints(root, settings.train.checkpoint) as checkpoints,
@@ -268,7 +269,7 @@ def _origin(
 ) -> dict[str, Any]:
     """Returns the entries of provenance.json. A resumed run keeps its earlier entries."""
     data = DataFingerprints(
-        datasets={found.dataset: found.training for found in opened},
+        datasets={path: own for found in opened for path, own in found.training.items()},
         validation={found.dataset: found.validation for found in opened},
     )
     origin = {**data._asdict(), "init_from": settings.pinned_origin}

@@ -52,11 +52,14 @@ def evaluate_objective(
         section = run.section("train", TrainSection, verb="evaluate")
         phase = section.phases[-1]
         rows, seed = section.evaluation_rows(phase), section.evaluation_seed(run.seed)
-        path = dataset or (section.evaluation and section.evaluation.dataset) or phase.dataset
+        path = dataset or (section.evaluation and section.evaluation.dataset)
+        if path is None and isinstance(phase.dataset, str):
+            path = phase.dataset
     if path is None:
+        why = "was imported" if phase is None else "mixes datasets"
         raise UserError(
             "evaluate.no_dataset",
-            f"missing, but {run.directory} was imported and has no dataset of its own",
+            f"missing, but {run.directory} {why} and has no held-out dataset of its own",
             place="--dataset",
         )
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh), define=define)

@@ -28,7 +28,7 @@ from bert_jax.train.checkpoint_manifest import IMPORTED
 from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.progress import TrainProgress
 from bert_jax.workflows.objective_of_run import default_objective
-from bert_jax.workflows.pretraining_settings import PretrainSettings, TrainSection
+from bert_jax.workflows.pretraining_settings import PhaseSection, PretrainSettings, TrainSection
 
 
 class DataFingerprints(NamedTuple):
@@ -127,13 +127,31 @@ def _is_free(
     return not key.startswith("objective.")
 
 
+def _content(phase: PhaseSection, fingerprints: Mapping[str, str]) -> str:
+    """Returns fingerprints of datasets, with their weights: ``"0.8 of 3f2a90…, 0.2 of …"``."""
+    found = {path: fingerprints.get(path, path) for path in phase.paths}
+    if isinstance(phase.dataset, str):
+        return found[phase.dataset]
+    parts, mixing = sorted(found, key=found.__getitem__), phase.mixing
+    shares = dict.fromkeys(parts, "a share")
+    if isinstance(phase.dataset, dict):
+        until = mixing and mixing.until
+        shares = {
+            path: f"{weight}" + (f" to {until[path]}" if until else "")
+            for path, weight in phase.dataset.items()
+        }
+    text = ", ".join(f"{shares[path]} of {found[path]}" for path in parts)
+    return text + (f" with smoothing {mixing.smoothing}" if mixing and mixing.smoothing else "")
+
+
 def _decisive(settings: PretrainSettings, data: DataFingerprints) -> dict[str, Any]:
     """Returns the settings that affect training results, with fingerprints instead of paths."""
     phases = {
         str(index): {
             **phase.model_dump(mode="json"),
-            "dataset": data.datasets.get(phase.dataset, phase.dataset),
-            "validation": data.validation.get(phase.dataset),
+            "dataset": _content(phase, data.datasets),
+            "mixing": None,  # part of the content
+            "validation": data.validation.get(phase.dataset_name),
         }
         for index, phase in enumerate(settings.train.phases)
     }

@@ -3,13 +3,14 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from bert_jax.data import rng
 from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.data_position import BatchSizes
+from bert_jax.data.loader.mixture import Mixture
 from bert_jax.data.loader.row_order import RowOrder
 from bert_jax.task import ChangingTransform, Row, RowTransform
 
@@ -27,34 +28,53 @@ class ExampleSequence(Protocol):
         ...
 
 
+class Source(NamedTuple):
+    """A dataset of a phase, with its own order of rows."""
+
+    dataset: ExampleSequence
+    order: RowOrder
+    seed: int  # seed of the order and the masks
+
+    def read(
+        self, rows: Sequence[int], *, phase: int
+    ) -> list[tuple[list[Any], list[np.random.Generator]]]:
+        """Returns the examples of each row, and a random stream for each example."""
+        lengths = np.asarray(self.dataset.lengths)  # faster to slice than a memmap
+        indices = [self.order.examples(row, lengths) for row in rows]
+        # One read for the whole batch is several times as fast as one read per row.
+        examples = iter(self.dataset.__getitems__(list(itertools.chain.from_iterable(indices))))
+        epochs = [row // self.order.rows for row in rows]
+        return [
+            (
+                list(itertools.islice(examples, len(of_row))),
+                [rng.stream(self.seed, "mask", phase, epoch, index) for index in of_row],
+            )
+            for epoch, of_row in zip(epochs, indices, strict=True)
+        ]
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingBatch:
     """Makes this host's part of the batch of a training step."""
 
-    dataset: ExampleSequence
+    sources: Sequence[Source]
+    mixture: Mixture  # source of each row
     transform: RowTransform
     sizes: BatchSizes  # rows in each global batch
     share: HostShare
-    seed: int  # seed of the masks
     phase: int  # index of the phase in the run
-    order: RowOrder
     ahead: int = 0  # step of the run minus index of the batch
     total: int = 0  # steps of the run; 0 outside a run
 
     def __call__(self, step: int) -> Row:
         """Returns the arrays of a batch, ``[rows / share.count, ...]``."""
         rows = self.sizes.rows(step)
-        rows = rows[self.share.part(len(rows))]
-        lengths = np.asarray(self.dataset.lengths)  # faster to slice than a memmap
-        indices = [self.order.examples(row, lengths) for row in rows]
-        # One read for the whole batch is several times as fast as one read per row.
-        examples = iter(self.dataset.__getitems__(list(itertools.chain.from_iterable(indices))))
-        records = [list(itertools.islice(examples, len(of_row))) for of_row in indices]
-        epochs = [row // self.order.rows for row in rows]
-        streams = [
-            [rng.stream(self.seed, "mask", self.phase, epoch, index) for index in of_row]
-            for epoch, of_row in zip(epochs, indices, strict=True)
-        ]
+        places = [self.mixture.at(row) for row in rows[self.share.part(len(rows))]]
+        found = []
+        for at, source in enumerate(self.sources):
+            own = [place.row for place in places if place.source == at]
+            found.append(iter(source.read(own, phase=self.phase)))
+        records, streams = zip(*(next(found[place.source]) for place in places), strict=True)
         transform = self.transform
         if self.total and isinstance(transform, ChangingTransform):
             transform = transform.at((step + self.ahead) / self.total)

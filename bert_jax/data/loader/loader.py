@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
-from typing import Final, Self, TypeVar, cast
+from typing import Final, NamedTuple, Self, TypeVar, cast
 
 import grain
 from absl import flags
@@ -18,8 +18,14 @@ from bert_jax.data import rng
 from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.data.loader import row_order
-from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, TrainingBatch
+from bert_jax.data.loader.batch_maker import (
+    EvaluationBatch,
+    ExampleSequence,
+    Source,
+    TrainingBatch,
+)
 from bert_jax.data.loader.data_position import BatchSizes, PositionedBatches
+from bert_jax.data.loader.mixture import ONE_SOURCE, Mixture
 from bert_jax.data.loader.packing import PackingPlan
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.worker_process import prepare_worker, start_resource_tracker
@@ -32,7 +38,10 @@ R = TypeVar("R")
 PREFETCH: Final = 4  # number of batches that each worker makes in advance
 
 # Names of the fingerprint values that assign examples to rows.
-_ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
+_ORDER = (
+    *("dataset", "weights", "stages"),
+    *("seed", "phase", "packing", "packing.max_examples"),
+)
 
 _WORKER_DIED = "Worker process was terminated unexpectedly"  # Grain's message
 # A worker that is killed while it sends a batch leaves half of the batch in the pipe. Grain then
@@ -156,6 +165,23 @@ def _resolve(result: concurrent.futures.Future[R], call: Callable[[], R]) -> Non
         result.set_exception(error)
 
 
+class MixedDatasets(NamedTuple):
+    """Datasets whose rows a phase mixes. Their sequence is part of a run's data position."""
+
+    datasets: Sequence[ExampleSequence]
+    mixture: Mixture
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the content of all datasets."""
+        return mixed_fingerprint([each.fingerprint for each in self.datasets])
+
+
+def mixed_fingerprint(fingerprints: Sequence[str]) -> str:
+    """Returns the fingerprint of datasets that are mixed, from their own fingerprints."""
+    return f"{rng.digest128(0, *fingerprints):032x}"
+
+
 class Loader(PositionedBatches):
     """The batches of one phase: every example once per epoch, with a new order and new masks.
 
@@ -165,11 +191,14 @@ class Loader(PositionedBatches):
     has the rows ``s * batch_size .. (s + 1) * batch_size - 1``, and each host makes its `HostShare`
     of these rows. So the global batch does not depend on the number of hosts or workers, and
     seeking to any step takes constant time.
+
+    With several datasets, row p belongs to one of them (see `Mixture`), and each dataset has its
+    own rows, epochs and seed.
     """
 
     def __init__(
         self,
-        dataset: ExampleSequence,
+        dataset: ExampleSequence | MixedDatasets,
         transform: RowTransform,
         *,
         batch_size: int,
@@ -182,7 +211,7 @@ class Loader(PositionedBatches):
         """Checks that dataset, rows and hosts fit together, and plans the rows. Starts no worker.
 
         Args:
-            dataset: examples of the phase.
+            dataset: examples of the phase, from one dataset or several.
             transform: transform to rows of one example or, with packing, several.
             batch_size: rows of a batch, over all hosts.
             ramp: smaller batches before, see `BatchSizes`. They do not change the order of rows.
@@ -194,13 +223,22 @@ class Loader(PositionedBatches):
         Raises UserError if the hosts do not divide the batch size, the dataset is empty, or an
         example is longer than a row.
         """
-        for size in (batch_size, *(rows for _, rows in ramp)):
-            _check_fit(dataset, transform, batch_size=size, share=share)
-        order = _order(dataset, transform, seed=seed, phase=phase)
-        sizes = BatchSizes(batch_size, ramp)
-        self._make = TrainingBatch(dataset, transform, sizes, share, seed, phase, order)
-        self._section = section
         fingerprint = {"dataset": dataset.fingerprint, "seed": seed, "phase": phase}
+        if isinstance(dataset, MixedDatasets):
+            mixture, fingerprint = dataset.mixture, fingerprint | dataset.mixture.fingerprint()
+            # Seeds of their own keep the orders and masks of the datasets independent.
+            seeded = [(each, rng.digest128(seed, each.fingerprint)) for each in dataset.datasets]
+        else:
+            mixture, seeded = ONE_SOURCE, [(dataset, seed)]
+        sources: list[Source] = []
+        for each, own in seeded:
+            for size in (batch_size, *(rows for _, rows in ramp)):
+                _check_fit(each, transform, batch_size=size, share=share)
+            sources.append(Source(each, _order(each, transform, seed=own, phase=phase), own))
+        self._make = TrainingBatch(
+            sources, mixture, transform, BatchSizes(batch_size, ramp), share, phase
+        )
+        self._section = section
         super().__init__(
             fingerprint | transform.fingerprint(),
             batch_size=batch_size,
@@ -210,8 +248,13 @@ class Loader(PositionedBatches):
 
     @property
     def rows_per_epoch(self) -> int:
-        """Number of rows in an epoch, over all hosts."""
-        return self._make.order.rows
+        """Number of rows in an epoch, over all hosts and datasets."""
+        return sum(self.rows_by_dataset)
+
+    @property
+    def rows_by_dataset(self) -> tuple[int, ...]:
+        """Number of rows in an epoch of each dataset, over all hosts."""
+        return tuple(source.order.rows for source in self._make.sources)
 
     def batches(self, *, first_step: int, run: range | None = None) -> Batches[Row]:
         """Returns an endless stream: this host's part of the batches from ``first_step``.
