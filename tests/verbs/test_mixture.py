@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from bert_jax.config import parse_config
+from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.files.seal import sealed, unsealed
 from bert_jax.launch.host_paths import for_hosts
 from bert_jax.runs.run_directory import read_run_provenance
 from bert_jax.train.metrics_writer import read_metrics
+from bert_jax.workflows.phase_data import PhaseData
+from bert_jax.workflows.pretraining_settings import PhaseSection
+from tests.data.google_bert_writer import random_rows, write_release
 from tests.project import ok, one_phase, refused, refuses, says, write_config
 from tests.verbs.test_bad_input import copy_dataset
 from tests.verbs.test_data_position import cut_back
@@ -166,6 +170,13 @@ def test_datasets_that_do_not_fit_are_named(
     phase["dataset"] = {first: 0.5, str(other): 0.5}
     line = refused("pretrain", write_config(tmp_path / "run.yaml", values))
     says(line, key="dataset.other_tokenizer", found=str(other))
+
+
+def test_tfrecords_are_not_mixed(tmp_path: Path) -> None:
+    path = str(write_release(tmp_path / "a.tfrecord", random_rows(4)))
+    section = PhaseSection(dataset={path: 1.0}, steps=1)
+    with refuses("mixing.tfrecords", place=f"train.phases.0.dataset.{path}"):
+        PhaseData.of(0, section, {path: open_google_bert(path)})
 
 
 def test_hosts_read_every_dataset_of_a_mixture_from_the_bucket() -> None:
