@@ -19,6 +19,7 @@ WRONG: dict[str, list[Any]] = {
     "PathLike": [3, 1.5, True, BYTES, ["x"], OBJECT],
     "Literal": [3, BYTES, True, "unknown", "", ["mean"]],
     "Callable": [3, "print", True],
+    "Sequence[float": [3, 1.5, "text", {"a"}, ["x", 1.0], [None], [[1.0]]],
     "Sequence": [3, 1.5, "text", {"a"}, [3], ["x", BYTES], [None], [["x"]], iter("x")],
     "Mapping": [3, 1.5, True, "x", BYTES, ["x"], {3: 4}],
     "Console": [3, "x", True, print],

@@ -18,7 +18,8 @@ from jaxtyping import Array, Float, Int
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.kernel_choice import second_execution
-from bert_jax.model.architecture import TRAINING, EncoderArchitecture
+from bert_jax.errors import UserError
+from bert_jax.model.architecture import TRAINING, VOCAB_MULTIPLE, EncoderArchitecture
 from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.initial import Constant
@@ -90,7 +91,16 @@ class ReplacedTokenDetection:
         max_examples: int = 1,
         evaluation: bool,
     ) -> RowTransform:
-        """Returns the row transform. Evaluation always uses `ELECTRA_MASKING`."""
+        """Returns the row transform. Evaluation always uses `ELECTRA_MASKING`.
+
+        Raises UserError if the generator has fewer positions than a row.
+        """
+        if seq_length > (positions := self.generator.max_position_embeddings):
+            raise UserError(
+                "electra.generator_positions",
+                f"found {positions}, but rows have {seq_length} tokens. Use at least {seq_length}.",
+                place="objective.generator.architecture.max_position_embeddings",
+            )
         return masked_rows(
             self.tokenizer,
             ELECTRA_MASKING if evaluation else self.masking,
@@ -256,11 +266,31 @@ def drawn(logits_BPV: Float[Array, "batch predictions vocab"], key: Array) -> Ar
 
     `key` has the numbers of the rows. The pieces of a row depend on its number, not on other rows.
     """
+    # One random number per row finds a block of pieces, then a piece in it. `categorical` would
+    # draw a number for each piece of the vocabulary.
     # Flat rows, as in `cross_entropy`: another shape would require a copy of the logits.
     *shape, vocab = logits_BPV.shape
-    flat_NV = logits_BPV.reshape(-1, vocab)
-    drawn_N = jax.vmap(jax.random.categorical)(row_keys(key, len(flat_NV)), flat_NV)
-    return drawn_N.astype(jnp.int32).reshape(shape)
+    logits_NKC = logits_BPV.reshape(-1, vocab // VOCAB_MULTIPLE, VOCAB_MULTIPLE)
+    highest_N = logits_NKC.max((1, 2))
+    sums_NK = jnp.exp(logits_NKC - highest_N[:, None, None]).sum(2)
+    uniform_N = jax.vmap(jax.random.uniform)(row_keys(key, len(logits_NKC)))
+    block_N, rest_N = _found(sums_NK, uniform_N * sums_NK.sum(1))
+    logits_NC = jnp.take_along_axis(logits_NKC, block_N[:, None, None], axis=1)[:, 0]
+    piece_N, _ = _found(jnp.exp(logits_NC - highest_N[:, None]), rest_N)
+    return (block_N * VOCAB_MULTIPLE + piece_N).astype(jnp.int32).reshape(shape)
+
+
+def _found(weights_NK: Array, at_N: Array) -> tuple[Array, Array]:
+    """Returns the interval that a point is in, and the point's distance from its start.
+
+    The intervals of a row have the lengths `weights_NK` and lie side by side from 0. A point beyond
+    the last one, by rounding, counts as its end.
+    """
+    ends_NK = jnp.cumsum(weights_NK, axis=1)
+    at_N = jnp.minimum(at_N, jnp.nextafter(ends_NK[:, -1], jnp.zeros_like(at_N)))
+    index_N = (ends_NK <= at_N[:, None]).sum(1)
+    starts_NK = jnp.pad(ends_NK, ((0, 0), (1, 0)))
+    return index_N, at_N - jnp.take_along_axis(starts_NK, index_N[:, None], axis=1)[:, 0]
 
 
 def corrupted(batch: Batch, pieces_BP: Int[Array, "batch predictions"]) -> Corrupted:

@@ -216,10 +216,18 @@ class GeneratorSection(Section):
         if (setting := chosen.embedding_width_setting) is not None:
             values[setting] = model.embedding_width
         try:
-            return validate(chosen, values | self.architecture, source="")
+            found = validate(chosen, values | self.architecture, source="")
         except UserError as error:
             above = "architecture." if error.place in self.architecture else ""
             raise error.with_place(f"objective.generator.{above}{error.place}") from error
+        if found.vocab_size != model.vocab_size:
+            raise UserError(
+                "electra.generator_vocab_size",
+                f"found {found.vocab_size}, but the model has {model.vocab_size} pieces. Remove "
+                "this setting.",
+                place="objective.generator.architecture.vocab_size",
+            )
+        return found
 
 
 class ElectraObjectiveSection(ObjectiveSection):

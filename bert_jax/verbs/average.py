@@ -58,7 +58,8 @@ def average(
     Args:
         models: run directories, checkpoints of other programs, or models on a hub.
         output: a new local run directory.
-        weights: weight of each model; their sum is 1. Default: equal weights.
+        weights: weight of each model; their sum is 1. A weight below 0 leads away from its model.
+            Default: equal weights.
         last: number of last checkpoints of a single run, instead of several models.
         checkpoint: `last`, `best`, a step, or `auto`, of every run. `auto` is as in `export`.
         force: replace `output`.
@@ -114,7 +115,8 @@ def _last(models: Sequence[str], last: int) -> list[_Source]:
 def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     if weights is None:
         return [1 / count] * count
-    if len(weights) != count or abs(sum(weights) - 1) > _ROUNDING:
+    # NaN fits no comparison.
+    if len(weights) != count or not abs(sum(weights) - 1) <= _ROUNDING:
         raise UserError(
             "average.weights",
             f"found {len(weights)} weights with the sum {sum(weights):.6g}, allowed: {count} "

@@ -118,7 +118,6 @@ def test_another_objectives_dataset_is_refused(name: str, kinds: set[str]) -> No
             check_pairing,
             section,
             kind,
-            encoder="bert",
             dataset="data/corpus",
             key="dataset",
             evaluation=evaluation,

@@ -278,6 +278,13 @@ def test_the_generator_may_be_another_encoder() -> None:
     place = "objective.generator.architecture.window"
     with refuses("setting.value", place=place, found=1):
         electra("modernbert", generator={"architecture": {"window": 1}})
+    place = "objective.generator.architecture.vocab_size"
+    with refuses("electra.generator_vocab_size", place=place, found=64):
+        electra("modernbert", generator={"architecture": {"vocab_size": 64}})
+    place = "objective.generator.architecture.max_position_embeddings"
+    short = electra("modernbert", generator={"architecture": {"max_position_embeddings": 8}})
+    with refuses("electra.generator_positions", place=place, found=8, needed=16):
+        short.features(seq_length=16, evaluation=False)
     with refuses("model.heads", place="objective.generator.num_attention_heads", found=3):
         electra(generator={"num_attention_heads": 3})
 

@@ -52,6 +52,9 @@ def test_checkpoints_of_a_run_and_models_are_averaged(project: Path, tmp_path: P
     ok("export", merged, tmp_path / "out")
     line = refused("average", smooth, merged, "--weights", "0.5,0.4", "--output", tmp_path / "no")
     says(line, key="average.weights", place="--weights", sum=0.9)
+    for bad in ("nan,nan", "inf,-inf", "1"):
+        line = refused("average", run, smooth, "--weights", bad, "--output", tmp_path / "no")
+        assert line.key in ("average.weights", "argument.value"), line
     line = refused("average", run, "--last", 4, "--output", tmp_path / "no")
     says(line, key="average.checkpoints", place="--last", count=3)
     line = refused("average", run, "--output", tmp_path / "no")
