@@ -141,7 +141,15 @@ class HfWeights:
         for shard in shards:
             _refuse_pointer(shard)
             source = reader(shard)
-            self._found |= {_current_name(name, format): (source, name) for name in source.specs}
+            for name in source.specs:
+                _, other = self._found.setdefault(_current_name(name, format), (source, name))
+                if other != name:
+                    raise UserError(
+                        "tensor.two_names",
+                        f"found the tensors {other} and {name}, which are one tensor of our model. "
+                        "Remove one of them.",
+                        place=shard,
+                    )
         with_heads = any(name.startswith(format.prefix) for name in self._found)
         self.prefix = format.prefix if with_heads else ""
         self._resolve_tied(format)

@@ -312,3 +312,14 @@ def test_an_export_of_the_released_model_has_its_bytes(tmp_path: Path, project: 
     table = model.deberta.embeddings.word_embeddings.weight
     wanted = model.lm_predictions["lm_head"](states, table).detach().numpy()
     np.testing.assert_allclose(loaded(ids).logits.detach().numpy(), wanted, atol=1e-5)
+
+
+def test_a_file_with_two_mlm_heads_is_refused(tmp_path: Path, project: Path) -> None:
+    source = tmp_path / "released"
+    release(source, project / "tokenizer")
+    tensors = torch.load(source / "pytorch_model.bin", weights_only=True)
+    tensors["cls.predictions.bias"] = tensors["lm_predictions.lm_head.bias"]
+    torch.save(tensors, source / "pytorch_model.bin")
+    error = refused("import", source, tmp_path / "run")
+    names = ["lm_predictions.lm_head.bias", "cls.predictions.bias"]
+    says(error, key="tensor.two_names", place=source / "pytorch_model.bin", names=names)
