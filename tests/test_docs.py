@@ -152,7 +152,7 @@ def test_every_step_from_a_classifier_to_a_filtered_dataset_works(
     assert _follow("howto/label-a-crawl.md") == [
         *("python", "finetune", "score", "examples", "score", "score", "score", "export", "python"),
     ]
-    total = json.loads(Path("data/scored/manifest.json").read_text())["total"]
+    total = json.loads(Path("data/scored/_manifest.json").read_text())["total"]
     assert total["read"] == 600
     assert total["written"] > 100
     assert total["dropped"] > 100
@@ -163,7 +163,7 @@ def test_every_step_from_a_classifier_to_a_filtered_dataset_works(
     read = bert_jax.open_dataset("data/filtered", "train").provenance.corpus
     assert read.documents == len(kept) == total["written"]
     assert read.sentences == sum(text.count(".") for text in kept)
-    assert json.loads(Path("data/beam/manifest.json").read_text())["total"] == total
+    assert json.loads(Path("data/beam/_manifest.json").read_text())["total"] == total
     # The exported model, in bfloat16 and in PyTorch, keeps as many.
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed == f"{tables['3'].num_rows} of 200 documents"
