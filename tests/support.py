@@ -30,7 +30,8 @@ def small_encoder(kind: str, **changes: Any) -> EncoderArchitecture:
     if "embedding_size" in chosen.model_fields:
         values["embedding_size"] = 48  # the embeddings may be narrower than the layers
     if "num_key_value_heads" in chosen.model_fields:
-        values["num_key_value_heads"] = 4  # each serves two heads of queries
+        heads = changes.get("num_attention_heads", values["num_attention_heads"])
+        values["num_key_value_heads"] = heads // 2  # each serves two heads of queries
     if "position_buckets" in chosen.model_fields:
         values["position_buckets"] = 8  # rows are longer than the exact half
     return chosen.model_validate(values | changes)

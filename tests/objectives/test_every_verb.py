@@ -108,6 +108,8 @@ def test_a_run_has_only_the_objectives_heads_in_every_verb(
     lines = [line for line in said.splitlines() if f"which {name} lacks" in line]
     assert len(lines) == bool(lost)
     assert all(head in lines[0] for head in lost)
+    if encoder == "neobert":  # its classes are not in transformers
+        return
     _, report = getattr(transformers, name).from_pretrained(exported, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

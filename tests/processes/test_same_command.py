@@ -65,7 +65,7 @@ def test_a_process_with_another_dataset_ends_all(
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / "data").symlink_to(project / name)
     line = line_of_all(start_each([command] * 2, directory=tmp_path))
-    assert "train.phases.0.dataset.training: " in line
+    assert "train.phases.0.dataset.training.data: " in line
     assert not list(tmp_path.glob("*/run/*"))
 
 
