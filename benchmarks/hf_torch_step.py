@@ -51,8 +51,9 @@ def make_model(
         )
         return transformers.BertForPreTraining(config)
     if kind == "deberta":  # settings of DeBERTaV3; the class has no SDPA attention
+        settings: Any = transformers.DebertaV2Config
         return transformers.DebertaV2ForMaskedLM(
-            transformers.DebertaV2Config(
+            settings(
                 **sizes,
                 intermediate_size=4 * hidden,
                 relative_attention=True,

@@ -79,8 +79,9 @@ def main() -> None:
             if asked.encoder != "modernbert":
                 wanted = of_layer(**row, **heads, dropout=asked.dropout)
                 if asked.encoder == "deberta":
-                    by_distance, facts = wanted[0]
-                    wanted = [(functools.partial(by_distance, distances=True), facts)]
+                    lower, facts = wanted[0]
+                    by_distance: Any = functools.partial(lower, **{"distances": True})
+                    wanted = [(by_distance, facts)]
             else:
                 wanted = of_modernbert(**row, **heads, inner=asked.inner)
             # Sums over rows by distance stay on one core.

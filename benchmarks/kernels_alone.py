@@ -1,6 +1,7 @@
 """Lowers kernels without a surrounding program, for the current mesh."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ def lower_attention(
     positions = None if queries is None else shape((batch, queries), jnp.int32)
     bias, segments = shape((3, width), jnp.float32), shape((batch, length), jnp.int32)
     seeds = shape((2, batch, heads), jnp.int32)
-    table = shape((2 * padded(length), width), dtype) if distances else None
+    table: Any = shape((2 * padded(length), width), dtype) if distances else None
 
     def both(
         qkv: Triple,
