@@ -15,7 +15,7 @@ from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.errors import UserError, commas
 from bert_jax.files.hub import dataset_files, is_dataset_file
 from bert_jax.files.parquet import open_parquet
-from bert_jax.files.remote import absolute, each, is_remote
+from bert_jax.files.remote import FileState, absolute, each, file_state, is_remote
 from bert_jax.pipelines.sources.files import (
     FilePart,
     bare_suffix,
@@ -39,21 +39,12 @@ _HUB_PARTS: Final = 5  # of hf://datasets/OWNER/NAME
 _PACKED_FORMATS: Final = ("jsonl", "text")
 
 
-class FileFound(NamedTuple):
-    """A file of the input."""
-
-    size: int  # bytes
-    modified: int | None = None
-    """Time of its last change since 1970: in nanoseconds, in a bucket in seconds. None on a hub,
-    where the path has the commit."""
-
-
 class InputPart(NamedTuple):
     """A range of an input file, and the name of its output."""
 
     file: FilePart
     size: int  # bytes of the whole file
-    modified: int | None  # time of its last change, as in `FileFound`
+    modified: int | None  # time of its last change, as in `FileState`
     stem: str  # name of the output below the output directory, without its suffix
 
     @property
@@ -109,7 +100,7 @@ def _expanded(pattern: str) -> epath.Path:
     return epath.Path(pattern).expanduser()
 
 
-def _files_of(pattern: str) -> dict[str, FileFound]:
+def _files_of(pattern: str) -> dict[str, FileState]:
     """Returns the files that match a pattern, by path.
 
     In a directory, these are the files with a known suffix. `_cut` refuses those that are packed
@@ -117,7 +108,7 @@ def _files_of(pattern: str) -> dict[str, FileFound]:
     """
     if is_dataset_file(pattern):
         sizes = dataset_files(pattern)
-        found = {path: FileFound(n) for path, n in sizes.items() if bare_suffix(path) in FORMATS}
+        found = {path: FileState(n) for path, n in sizes.items() if bare_suffix(path) in FORMATS}
     elif _expanded(pattern).is_dir():
         directory = str(_expanded(pattern))
         found = _found([path for path in files_below(directory) if bare_suffix(path) in FORMATS])
@@ -132,14 +123,10 @@ def _files_of(pattern: str) -> dict[str, FileFound]:
     return found
 
 
-def _found(paths: Sequence[str]) -> dict[str, FileFound]:
-    def found(path: epath.Path) -> FileFound:
+def _found(paths: Sequence[str]) -> dict[str, FileState]:
+    def found(path: epath.Path) -> FileState:
         try:
-            if is_remote(path):
-                stat = path.stat()
-                return FileFound(stat.length, int(stat.mtime))
-            local = os.stat(path)
-            return FileFound(local.st_size, local.st_mtime_ns)
+            return file_state(path)
         except OSError as error:
             raise unreadable(str(path), error) from error
 
@@ -221,8 +208,8 @@ def _cut_dataset(path: str, name: str) -> list[InputPart]:
     return parts
 
 
-def _cut(path: str, found: FileFound, *, name: str, part_bytes: int) -> list[InputPart]:
-    kind, size = format_of(path), found.size
+def _cut(path: str, found: FileState, *, name: str, part_bytes: int) -> list[InputPart]:
+    kind, size = format_of(path), found.bytes
     if kind is None:
         packed = "; .jsonl and .txt also packed" if is_packed(path) else ""
         raise UserError(

@@ -8,7 +8,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import fsspec
 import numpy as np
@@ -92,6 +92,24 @@ def absolute(path: str) -> str:
 def load_array(path: epath.Path) -> np.ndarray:
     """Reads a ``.npy`` file into memory."""
     return np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
+
+
+class FileState(NamedTuple):
+    """Values that change with the content of a file."""
+
+    bytes: int
+    modified: int | None = None
+    """Time of the last change since 1970: in nanoseconds, in a bucket in seconds. None on a hub,
+    whose paths have a commit."""
+
+
+def file_state(path: epath.Path) -> FileState:
+    """Returns the state of a local file, or of a file in a bucket. Raises OSError."""
+    if is_remote(path):
+        found = path.stat()
+        return FileState(found.length, int(found.mtime))
+    local = os.stat(path)
+    return FileState(local.st_size, local.st_mtime_ns)
 
 
 def each(function: Callable[[epath.Path], Result], paths: Sequence[epath.Path]) -> Iterator[Result]:

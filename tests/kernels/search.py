@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -16,6 +17,8 @@ from bert_jax.model.kernel_limits import Part
 from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
+from tests.model.parts import fresh_params, model_of
+from tests.support import loss_of, small_batch, small_task
 
 LONG: Final = 200
 PARTS: Final = (1, 1, 2, 4)
@@ -93,3 +96,24 @@ def assert_near(found: Any, expected: Any, *, error: float = 2e-5) -> None:
 def tensor_mesh(parts: int) -> Any:
     """Returns a mesh that splits heads, FFN and vocabulary into parts."""
     return make_mesh(MeshSection(data=1, tensor=parts), jax.devices()[:parts])
+
+
+def assert_a_models_cores_are_equal(**sizes: Any) -> None:
+    """Compares loss and gradients with the fused kernel and with plain JAX, on two tensor devices.
+
+    `sizes` are arguments of `small_task`.
+    """
+    batch = {name: jnp.asarray(array) for name, array in small_batch(rows=2, length=64).items()}
+    batch["segment_ids"] *= 1 + jnp.arange(64) // 20  # packed examples, and padding
+    params = fresh_params(small_task(**sizes))
+
+    def loss_and_gradients(core: str) -> Any:
+        task = small_task(execution={"attention": core}, **sizes)
+
+        def loss(params: Any) -> Any:
+            return loss_of(task, model_of(task, params), batch)[0]
+
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    with jax.set_mesh(tensor_mesh(2)):
+        assert_near(loss_and_gradients("fused"), loss_and_gradients("xla"))

@@ -20,6 +20,7 @@ from bert_jax.kernels.random_bits import tile_seeds
 from tests.kernels.search import (
     PARTS,
     Outcome,
+    assert_a_models_cores_are_equal,
     assert_near,
     mostly,
     refused,
@@ -27,8 +28,7 @@ from tests.kernels.search import (
     shapes,
     tensor_mesh,
 )
-from tests.model.parts import fresh_params, model_of
-from tests.support import loss_of, relative_error, small_batch, small_encoder, small_task
+from tests.support import relative_error, small_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -147,20 +147,7 @@ def test_bfloat16_error_is_about_plain_attentions() -> None:
 
 def test_a_packed_batch_equals_xlas_on_two_tensor_devices() -> None:
     """The last layer computes only masked tokens."""
-    batch = {name: jnp.asarray(array) for name, array in small_batch(rows=2, length=64).items()}
-    batch["segment_ids"] *= 1 + jnp.arange(64) // 20  # packed examples, and padding
-
-    def loss_and_gradients(core: str) -> Any:
-        task = small_task(kind="deberta", execution={"attention": core})
-        params = fresh_params(task)
-
-        def loss(params: Any) -> Any:
-            return loss_of(task, model_of(task, params), batch)[0]
-
-        return jax.jit(jax.value_and_grad(loss))(params)
-
-    with jax.set_mesh(tensor_mesh(2)):
-        assert_near(loss_and_gradients("fused"), loss_and_gradients("xla"))
+    assert_a_models_cores_are_equal(kind="deberta")
 
 
 CASES = {

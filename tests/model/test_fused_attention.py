@@ -21,14 +21,14 @@ from bert_jax.parallel.section import MeshSection
 from tests.kernels.search import (
     PARTS,
     Outcome,
+    assert_a_models_cores_are_equal,
     assert_near,
     refused,
     search,
     shapes,
     tensor_mesh,
 )
-from tests.model.parts import fresh_params, model_of
-from tests.support import loss_of, relative_error, small_architecture, small_batch, small_task
+from tests.support import relative_error, small_architecture
 
 pytestmark = pytest.mark.slow
 
@@ -243,20 +243,7 @@ def test_a_mesh_splits_rows_and_heads() -> None:
 def test_narrow_heads_equal_xlas_on_two_tensor_devices() -> None:
     """A device has two heads of 16 columns, whose lanes are too few for encoded segments."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
-    batch = {name: jnp.asarray(array) for name, array in small_batch(rows=2, length=64).items()}
-    batch["segment_ids"] *= 1 + jnp.arange(64) // 20  # packed examples, and padding
-    params = fresh_params(small_task(**sizes))
-
-    def loss_and_gradients(core: str) -> Any:
-        task = small_task(execution={"attention": core}, **sizes)
-
-        def loss(params: Any) -> Any:
-            return loss_of(task, model_of(task, params), batch)[0]
-
-        return jax.jit(jax.value_and_grad(loss))(params)
-
-    with jax.set_mesh(tensor_mesh(2)):
-        assert_near(loss_and_gradients("fused"), loss_and_gradients("xla"))
+    assert_a_models_cores_are_equal(**sizes)
 
 
 CASES = {

@@ -16,7 +16,7 @@ from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.read import sha256_of_files
-from bert_jax.files.remote import is_remote
+from bert_jax.files.remote import file_state, is_remote
 from bert_jax.section import Section
 
 _CHECKSUM: Final = "sha256"
@@ -114,13 +114,7 @@ def _checksum(cache: Path) -> str:
 
 
 def _file_record(path: epath.Path, records: int) -> FileRecord:
-    if is_remote(path):
-        stat = path.stat()
-        size, modified = stat.length, int(stat.mtime)
-    else:
-        found = os.stat(path)
-        size, modified = found.st_size, found.st_mtime_ns
-    return FileRecord(path=path.name, bytes=size, modified=modified, records=records)
+    return FileRecord(path=path.name, records=records, **file_state(path)._asdict())
 
 
 def _build(paths: Sequence[epath.Path]) -> RecordIndex:
