@@ -23,6 +23,7 @@ from bert_jax.text.vocabulary import SPECIAL_PIECES, SpecialPieces
 
 _PARTS: Final = ("normalizer", "pre_tokenizer", "model")
 _ROBERTA_PIECES: Final = SpecialPieces("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+_GEMMA_PIECES: Final = SpecialPieces("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")
 _ALBERT_PIECES: Final = SpecialPieces("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 # Text that shows the difference between two pipelines. No text ends with a space: there, files of
 # XLM-R from different versions of transformers differ, and the class decides.
@@ -89,9 +90,9 @@ def as_class(
     if adds_special(spec) and separators != family.separators:
         place = f"{source}: post_processor"
         raise _differs(place, f"{separators} separators", name, f"{family.separators}")
-    ends = (("bos_token", "<s>"), ("eos_token", "</s>"))
+    ends = (("bos_token", family.pieces.cls), ("eos_token", family.pieces.sep))
     around = [content_of(settings.get(end), end) or usual for end, usual in ends]
-    if family.parts in (_unigram, _camembert) and around != [roles.cls, roles.sep]:
+    if family.parts in (_unigram, _camembert, _gemma) and around != [roles.cls, roles.sep]:
         place = f"{source}: post_processor"
         raise _differs(place, " ".join((roles.cls, roles.sep)), name, " ".join(around))
     built = {**spec, **family.parts(settings, spec)}
@@ -184,6 +185,20 @@ def _byte_level(settings: Mapping[str, Any], spec: Spec) -> Spec:
     }
 
 
+def _gemma(settings: Mapping[str, Any], spec: Spec) -> Spec:
+    split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
+    return {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": {**split, "invert": False},
+        "model": {
+            **{name: spec["model"][name] for name in ("type", "vocab", "merges")},
+            "unk_token": content_of(settings["unk_token"], "unk_token"),
+            "fuse_unk": True,
+            "byte_fallback": True,
+        },
+    }
+
+
 def _unigram(settings: Mapping[str, Any], spec: Spec, *, unknown: int = 3) -> Spec:
     prefix = "never" if settings.get("add_prefix_space") is False else "always"
     marks = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": prefix, "split": True}
@@ -259,6 +274,7 @@ FAMILIES: Final[dict[str, _Family]] = {
     "XLMRoberta": _Family("Unigram", _ROBERTA_PIECES, 2, _unigram),
     "Camembert": _Family("Unigram", _ROBERTA_PIECES, 2, _camembert),
     "Albert": _Family("Unigram", _ALBERT_PIECES, 1, _albert),
+    "Gemma": _Family("BPE", _GEMMA_PIECES, 1, _gemma, slow=False),
     "DebertaV2": _Family("Unigram", SPECIAL_PIECES, 1, deberta_parts),
 }
 """The pipeline of each class, by its name without ``Tokenizer`` and ``Fast``."""

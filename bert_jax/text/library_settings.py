@@ -26,6 +26,7 @@ _CLASS: Final = "tokenizer_class"
 _CODE: Final = "auto_map"  # names Python files beside the model
 _AUTO: Final = "AutoTokenizer"
 _GENERIC: Final = ("PreTrained", "TokenizersBackend")  # they run tokenizer.json as it is
+_ROWS_OF_FILE: Final = (*_GENERIC, "Gemma")  # they write the rows of the file's post-processor
 _OF_TYPE: Final = {
     **dict.fromkeys(("bert", "convbert", "distilbert", "electra", "layoutlm", "lxmert"), "Bert"),
     **dict.fromkeys(("megatron-bert", "mobilebert", "nomic_bert", "qdqbert", "retribert"), "Bert"),
@@ -114,7 +115,7 @@ def check_settings(settings: Mapping[str, Any], root: epath.Path, *, pipeline: b
 
 def check_rows(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
     """Raises UserError if Hugging Face writes rows without special pieces."""
-    if "type" in settings or stem_of(settings) not in _GENERIC:
+    if "type" in settings or stem_of(settings) not in _ROWS_OF_FILE:
         return
     changed = [name for name in ("add_bos_token", "add_eos_token") if name in settings]
     if changed or not adds_special(spec):

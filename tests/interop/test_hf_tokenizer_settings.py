@@ -16,7 +16,7 @@ from bert_jax.text import load_tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.project import refused, refuses, says
-from tests.text.library_tokenizers import saved
+from tests.text.library_tokenizers import gemma, lines_of_scripts, saved
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz019"
 PIECES = [
@@ -260,6 +260,25 @@ def test_a_class_that_replaces_parts_of_the_file_is_refused(tmp_path: Path) -> N
     generic_settings = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}
     with refuses("tokenizer.settings_differ", name="do_lower_case", found=True, expected=False):
         load_tokenizer(fast(tmp_path / "e", {}, **generic_settings))
+
+
+@pytest.mark.parametrize("name", ["GemmaTokenizer", "GemmaTokenizerFast"])
+def test_the_class_of_gemma_gives_the_ids_of_transformers(name: str, tmp_path: Path) -> None:
+    gemma().save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"tokenizer_class": name}
+    write(path, settings)
+    own, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert type(theirs).__name__ == "GemmaTokenizer"
+    for line in lines_of_scripts(200, seed=3, also=[]):
+        assert own.encode(line) == theirs(line, add_special_tokens=False)["input_ids"]
+    pair = theirs("a dog", "barks")["input_ids"]
+    special = own.special
+    expected = [special.cls, *own.encode("a dog"), special.sep, *own.encode("barks"), special.sep]
+    assert (pair, own.separators) == (expected, 1)
+    write(path, settings | {"add_eos_token": True})  # then the class writes the rows
+    with refuses("tokenizer.rows", found="add_eos_token"):
+        load_tokenizer(tmp_path)
 
 
 def test_the_type_of_the_model_names_the_class(tmp_path: Path) -> None:
