@@ -120,14 +120,13 @@ if TYPE_CHECKING:
     from bert_jax.tasks.table import TableSection
     from bert_jax.tasks.tokens.family import TokenClassificationSection
     from bert_jax.text import Tokenizer, load_tokenizer
+    from bert_jax.train.evaluation_section import EvaluationSection, StopAtSection
     from bert_jax.train.loop import Outcome
     from bert_jax.train.sections import (
         BadStepsSection,
         CheckpointSection,
-        EvaluationSection,
         ProfileSection,
         RampStage,
-        StopAtSection,
         WatchdogSection,
     )
     from bert_jax.verbs.average import average

@@ -147,6 +147,15 @@ def under(key: str, section: type[Section]) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def at(key: str) -> Iterator[None]:
+    """Puts the key of a setting before the place of an error: ``train.phases.0.dataset: a/b``."""
+    try:
+        yield
+    except UserError as error:
+        raise error.located(key) from error
+
+
 def _is_setting(name: str, section: type[pydantic.BaseModel]) -> bool:
     """Returns whether a dotted key is a setting; ``input.txt`` is a file."""
     first, _, rest = name.partition(".")

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from etils import epath
 
 from bert_jax.corpus.parts import find_parts
 from bert_jax.corpus.section import ScoreSection
-from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance, split_unknown
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.google_bert.reader import is_google_bert
@@ -37,13 +37,15 @@ from bert_jax.runs.settings import (
     read_settings,
     require_mlm_head,
 )
-from bert_jax.section import under
+from bert_jax.section import at, under
 from bert_jax.tasks.section import FinetuneSection, TaskSection
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.special_rows import MASKS
 from bert_jax.text.vocabulary import split_at_masks
 from bert_jax.train.schedule_segments import schedule_segments
 from bert_jax.workflows.pretraining_settings import PhaseSection, TrainSection
+
+VALIDATION: Final = "validation"
 
 Check = tuple[str, Callable[[], str]]  # subject; function that returns a text or raises UserError
 
@@ -93,19 +95,21 @@ def pretraining_inputs(
         segments = "; then ".join(each.describe() for each in schedule_segments(train, optimizer))
         return f"{train.total_steps:,} steps; learning rate: {segments}"
 
-    def check_dataset(
-        path: str, phase: PhaseSection, key: str, *, place: str, evaluation: bool
-    ) -> str:
+    def check_dataset(path: str, index: int, *, place: str, evaluation: bool = False) -> str:
+        phase = train.phases[index]
         if is_remote(path):
             return f"{path} is not checked before the run opens it"
         if is_google_bert(path):
             return f"{path} is read as TFRecords"
-        made = read_provenance(epath.Path(path))
-        if loaded:
-            made.require_tokenizer(loaded[0].hash, place=f"{place}: {path}")
+        with at(place):
+            made = read_provenance(epath.Path(path))
+            if evaluation and VALIDATION not in made.splits:
+                raise split_unknown(path, VALIDATION, made.splits)
+            if loaded:
+                made.require_tokenizer(loaded[0].hash, place=path)
         if phase.seq_length < made.pairing.max_seq_length:  # examples may still be short enough
-            with under(key, PhaseSection):
-                for split in made.splits:
+            with at(place) if evaluation else under(f"train.phases.{index}", PhaseSection):
+                for split in (VALIDATION,) if evaluation else made.splits:
                     check_row_length(phase.seq_length, open_dataset(path, split).lengths)
         check_pairing(
             phase.objective or objective,
@@ -123,16 +127,12 @@ def pretraining_inputs(
     if (teacher := teacher_of(objective)) is not None and is_hub_name(teacher):
         yield "objective", lambda: _unread(teacher)
     for index, phase in enumerate(train.phases):
-        key = f"train.phases.{index}"
         for path in phase.paths:
-            place = phase.path_key(key, path)
-            check = partial(check_dataset, path, phase, key, place=place, evaluation=False)
-            yield "dataset", check
-    if train.evaluation is not None and (path := train.evaluation.dataset) is not None:
-        shortest = min(train.phases, key=lambda phase: phase.seq_length)
-        key = "train.evaluation"
-        place = f"{key}.dataset"
-        check = partial(check_dataset, path, shortest, key, place=place, evaluation=True)
+            place = phase.path_key(f"train.phases.{index}", path)
+            yield "dataset", partial(check_dataset, path, index, place=place)
+    shortest = min(range(len(train.phases)), key=lambda index: train.phases[index].seq_length)
+    for place, path in train.evaluation.by_key.items() if train.evaluation else ():
+        check = partial(check_dataset, path, shortest, place=place, evaluation=True)
         yield "dataset", check
 
 

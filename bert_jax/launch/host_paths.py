@@ -17,6 +17,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.interop.sources import is_hub_name
 from bert_jax.tasks.glue.files import TASKS
 from bert_jax.tasks.glue.tfds import NAME as TFDS
+from bert_jax.train.evaluation_section import held_out_key
 
 _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9]+")
 _MAX_NAME: Final = 36
@@ -57,8 +58,11 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
         found["train"] = train | {"phases": phases}
         evaluation = train.get("evaluation") or {}
         if (held_out := evaluation.get("dataset")) is not None:
-            held_out = on_bucket(held_out, "train.evaluation.dataset", bucket)
+            held_out = on_bucket(held_out, held_out_key(""), bucket)
             found["train"]["evaluation"] = evaluation | {"dataset": held_out}
+        if sets := evaluation.get("sets"):
+            placed = {name: on_bucket(sets[name], held_out_key(name), bucket) for name in sets}
+            found["train"]["evaluation"] = evaluation | {"sets": placed}
     if (finetune := found.get("finetune")) is not None:
         models = {
             key: on_bucket(finetune[key], f"finetune.{key}", bucket)

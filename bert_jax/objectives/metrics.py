@@ -83,7 +83,8 @@ class PlateauWatch:
 
     def remark(self, scores: Mapping[str, float]) -> str:
         """Returns a comparison of the loss with the unigram entropy, in words."""
-        loss = scores[self._metric]
+        if (loss := scores.get(self._metric)) is None:  # each of several sets has its own
+            return ""
         if loss > self._entropy * (1 + TOLERANCE):
             return "above the unigram entropy"
         if loss >= self._entropy * (1 - TOLERANCE):

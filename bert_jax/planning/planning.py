@@ -91,6 +91,7 @@ def _phases(run: CompileRequest, compiler: Compiler) -> list[PhasePlan]:
         rows = run.train.evaluation_rows(section)
         times = section.steps // evaluation.every if evaluation else 0
         examples = (evaluation and evaluation.examples) or 0
+        sets = len(evaluation.held_out) or 1 if evaluation else 0
         found.append(
             PhasePlan(
                 steps=section.steps - section.ramp_steps,
@@ -98,7 +99,7 @@ def _phases(run: CompileRequest, compiler: Compiler) -> list[PhasePlan]:
                 batch_size=section.batch_size,
                 train=trains[at],
                 evaluation=evaluations.get(at),
-                evaluation_batches=times * math.ceil(examples / rows),
+                evaluation_batches=times * sets * math.ceil(examples / rows),
                 evaluation_rows=rows,
             )
         )

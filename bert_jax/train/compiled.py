@@ -152,7 +152,7 @@ class StepPrograms:
         The arguments may be arrays or ShapeDtypeStructs. Raises RuntimeError if there are more
         batch shapes than `shapes` of the constructor.
         """
-        shape = tuple((name, batch[name].shape) for name in sorted(batch))
+        shape = shape_of(batch)
         if shape not in self._programs:
             if len(self._programs) == self._shapes:
                 raise RuntimeError(f"more than {self._shapes} batch shapes, found {dict(shape)}")
@@ -179,6 +179,11 @@ def _memory(program: jax.stages.Compiled, batch: Batch) -> StepMemory | None:
         arguments=found.argument_size_in_bytes,
         temporaries=found.temp_size_in_bytes + new,
     )
+
+
+def shape_of(batch: Batch) -> BatchShape:
+    """Returns the shapes of a batch, as a key of programs."""
+    return tuple((name, batch[name].shape) for name in sorted(batch))
 
 
 def describe_batch(batch: Batch) -> str:

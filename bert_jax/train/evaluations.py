@@ -2,40 +2,53 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.errors import Diverged, commas
+from bert_jax.errors import Diverged, UserError, commas
 from bert_jax.narration import doing
 from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.stop_signal import STOP, EvaluationCut
 from bert_jax.task import Batch, Params, Sums, Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.checkpoint_manifest import SelectionScore
-from bert_jax.train.compiled import describe_batch, lower_evaluation_step
+from bert_jax.train.compiled import (
+    BatchShape,
+    describe_batch,
+    lower_evaluation_step,
+    shape_of,
+)
+from bert_jax.train.evaluation_section import score_name
 from bert_jax.train.hooks import Pause
 from bert_jax.train.metrics_writer import VALIDATION
 from bert_jax.train.output import Output
 from bert_jax.train.prefetch import prefetch_to_device, waiting_for_input
-from bert_jax.train.progress import StepTracker
+from bert_jax.train.progress import StepTracker, TrainProgress
 from bert_jax.train.spec import HostBatches, Phase, TrainSpec
 from bert_jax.train.state import ModelDefinition, abstract_params, laid_out_as
 from bert_jax.train.step import make_evaluation_step
 
 
+class HeldOut(NamedTuple):
+    """The examples of an evaluation."""
+
+    open_batches: Callable[[], HostBatches]  # opens one pass over the examples
+    batch: Batch  # shapes of a batch
+
+
 class Evaluator:
-    """Computes scores on a split. Call its methods under `jax.set_mesh`."""
+    """Computes scores on one or several held-out sets. Call its methods under `jax.set_mesh`."""
 
     def __init__(
         self,
         task: Task,
         model: ModelDefinition,
-        open_batches: Callable[[], HostBatches],
+        sets: Mapping[str, HeldOut],
         mesh: Mesh,
         *,
-        batch: Batch,
         shares: int,
     ) -> None:
         """Compiles and opens nothing yet.
@@ -43,49 +56,66 @@ class Evaluator:
         Args:
             task: task with the loss and the scores.
             model: model of the task.
-            open_batches: opens one pass over the split.
+            sets: held-out sets by name. The name begins the names of the scores; see `score_name`.
             mesh: mesh of the run.
-            batch: shapes of a batch.
             shares: number of host shares per batch (`HostShare.count`).
         """
         self._task, self._model, self._mesh = task, model, mesh
-        self._open_batches, self._batch, self._shares = open_batches, batch, shares
-        self._compiled: jax.stages.Compiled | None = None
+        self._sets, self._shares = sets, shares
+        self._programs: dict[BatchShape, jax.stages.Compiled] = {}
 
-    def compile(self, params: Params, frozen: Params) -> jax.stages.Compiled:
-        """Returns the program; the first call compiles it.
+    def compile(self, params: Params, frozen: Params) -> None:
+        """Compiles the programs of all sets; only the first call takes time.
 
         The arguments may be arrays or ShapeDtypeStructs.
         """
-        if self._compiled is None:
-            with compiling(f"the evaluation ({describe_batch(self._batch)})"):
-                lowered = lower_evaluation_step(
-                    self._task, self._model, self._mesh, params, self._batch, frozen
-                )
-                self._compiled = lowered.compile()
-        return self._compiled
+        for held_out in self._sets.values():
+            self._program(held_out.batch, params, frozen)
 
     def score_names(self, frozen: Params) -> list[str]:
         """Returns the names of the scores, without computing them."""
-        step = make_evaluation_step(self._task, self._model)
-        sums = jax.eval_shape(step, self._model.params, self._batch, frozen, np.uint32(0))
-        return list(self._task.score({name: (1.0, 1.0) for name in sums}))
+        step, first = make_evaluation_step(self._task, self._model), next(iter(self._sets.values()))
+        sums = jax.eval_shape(step, self._model.params, first.batch, frozen, np.uint32(0))
+        scores = self._task.score({name: (1.0, 1.0) for name in sums})
+        return [score_name(held_out, name) for held_out in self._sets for name in scores]
 
     def __call__(self, params: Params, frozen: Params) -> dict[str, float]:
-        """Returns the scores of parameters and frozen parameters.
+        """Returns the scores of parameters and frozen parameters on all sets.
 
         Raises Diverged if a score is not finite.
         """
+        return {
+            score_name(name, score): value
+            for name, held_out in self._sets.items()
+            for score, value in self._score(name, held_out, params, frozen).items()
+        }
+
+    def _program(self, batch: Batch, params: Params, frozen: Params) -> jax.stages.Compiled:
+        """Returns the program for the shapes of `batch`, which sets share."""
+        shape = shape_of(batch)
+        if shape not in self._programs:
+            with compiling(f"the evaluation ({describe_batch(batch)})"):
+                lowered = lower_evaluation_step(
+                    self._task, self._model, self._mesh, params, batch, frozen
+                )
+                self._programs[shape] = lowered.compile()
+        return self._programs[shape]
+
+    def _score(
+        self, name: str, held_out: HeldOut, params: Params, frozen: Params
+    ) -> Mapping[str, float]:
         totals: Sums = {}
-        program = self.compile(params, frozen)
+        program = self._program(held_out.batch, params, frozen)
         with contextlib.ExitStack() as opened:
             with waiting_for_input():
-                rows = opened.enter_context(self._open_batches())
+                rows = opened.enter_context(held_out.open_batches())
             for index, fed in enumerate(prefetch_to_device(rows, self._mesh, shares=self._shares)):
                 STOP.between_batches()
                 sums = program(params, fed.batch, frozen, np.uint32(index))
                 totals = sums_of.add(totals, sums_of.to_host(sums))
-        lost = [name for name, sums in totals.items() if not np.isfinite(sums).all()]
+        lost = [
+            score_name(name, each) for each, sums in totals.items() if not np.isfinite(sums).all()
+        ]
         if lost:
             raise Diverged(
                 "evaluation.diverged",
@@ -140,15 +170,13 @@ class Evaluations:
         whole = abstract_params(phase.step.model, self._spec.mesh)  # gather once per call
         try:
             with output.watch.on("evaluate"), STOP.cutting(), doing("evaluating"):
-                self.scores = scores = phase.evaluate(
-                    laid_out_as(params, whole), self._spec.frozen.params
-                )
+                self.scores = scores = self._scores(phase, laid_out_as(params, whole))
         except EvaluationCut:
             progress.unevaluated = self._cut = True
             return None
         except Diverged as error:
             error = error.located(f"step {progress.step}")
-            if progress.step >= self._tracker.last_step:
+            if progress.step >= self._tracker.last_step or self._needs_start:
                 raise error from None
             output.display.say(str(error), style="bold red")
             return None
@@ -156,6 +184,38 @@ class Evaluations:
         output.writer.write(VALIDATION, progress.step, scores)
         remark = phase.watch.remark(scores) if phase.watch else ""
         output.display.evaluated(progress.step, scores, remark)
+        if progress.position is None:
+            progress.start = {**scores}
         score = self._spec.selection.score(scores, phase=progress.phase, data=phase.validation)
         self._tracker.record_evaluation(scores, score)
         return score
+
+    @property
+    def _needs_start(self) -> bool:
+        """Whether rules compare later scores with this evaluation."""
+        return self._tracker.progress.position is None and bool(self._spec.intervals.at_most)
+
+    def _scores(self, phase: Phase, params: Params) -> Mapping[str, float]:
+        """Returns the scores of a phase's evaluation.
+
+        Before the first step, adds the scores of later objectives if `at_most` compares them.
+        """
+        assert phase.evaluate is not None
+        scores = phase.evaluate(params, self._spec.frozen.params)
+        for later in self._spec.phases[self._tracker.progress.phase + 1 :]:
+            missing = self._spec.intervals.at_most.keys() - scores.keys()
+            if self._needs_start and missing and later.evaluate is not None:
+                scores = {**later.evaluate(params, self._spec.frozen.params), **scores}
+        return scores
+
+
+def check_start(spec: TrainSpec, progress: TrainProgress) -> None:
+    """Raises UserError if a resumed run has no start for `at_most`."""
+    missing = spec.intervals.at_most.keys() - progress.start.keys()
+    if missing and progress.position is not None:
+        raise UserError(
+            "evaluation.no_start",
+            f"found {commas(sorted(missing))}, but {spec.run_dir} has no such score before its "
+            "first step. Remove this setting, or use a new run_dir.",
+            place="train.evaluation.at_most",
+        )

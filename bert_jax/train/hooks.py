@@ -1,7 +1,7 @@
 """Hooks of the train loop. They run after a step, while the devices wait."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from bert_jax.errors import RunStopped
@@ -53,26 +53,30 @@ def check_replicas(spec: TrainSpec, pause: Pause) -> None:
 
 
 def stop_early(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:
-    """Ends the run if a score meets `stop_at`, or if several evaluations brought no better one."""
+    """Ends the run if an evaluation meets a rule. Warns of losses above `at_most`."""
     pause.ended_early = tracker.ended_early
     if tracker.target_reached:
         output.milestones.ended(pause.step, target_reached=True)
-        output.display.say(reached(spec, tracker))
-    elif pause.ended_early and not pause.due.end_phase:
-        tries, metric = tracker.progress.without_better, spec.selection.metric
-        output.display.say(
-            f"stopped at step {pause.step}: {tries} evaluations without a better {metric}"
+    for line in verdicts(spec, tracker):
+        output.display.say(line, style="" if pause.ended_early else "bold yellow")
+
+
+def verdicts(spec: TrainSpec, tracker: StepTracker) -> Iterator[str]:
+    """Yields the messages of this step's evaluation: losses above `at_most`, reasons to stop."""
+    rule, progress, stop = spec.intervals.stop_at, tracker.progress, spec.intervals.stop_above
+    stopped, warned = f"stopped at step {progress.step}: ", f"step {progress.step}: "
+    if rule is not None and tracker.target_reached:
+        limits = {"at least": rule.at_least, "at most": rule.at_most}
+        limit = next(f"{name} {value:g}" for name, value in limits.items() if value is not None)
+        yield f"{stopped}{rule.metric} {progress.scores[rule.metric]:.5g} is {limit}"
+    for name, rise in tracker.rises.items():
+        yield (
+            f"{stopped if stop else warned}{name} {progress.scores[name]:.5g} is {rise:.3g} above "
+            f"the start ({progress.start[name]:.5g}), allowed: {spec.intervals.at_most[name]:g}"
         )
-
-
-def reached(spec: TrainSpec, tracker: StepTracker) -> str:
-    """Returns the message of a run whose score meets `stop_at`."""
-    rule, progress = spec.intervals.stop_at, tracker.progress
-    assert rule is not None
-    limits = {"at least": rule.at_least, "at most": rule.at_most}
-    limit = next(f"{name} {value:g}" for name, value in limits.items() if value is not None)
-    score = progress.scores[rule.metric]
-    return f"stopped at step {progress.step}: {rule.metric} {score:.5g} is {limit}"
+    if tracker.out_of_patience and progress.step < tracker.last_step:
+        tries, metric = progress.without_better, spec.selection.metric
+        yield f"{stopped}{tries} evaluations without a better {metric}"
 
 
 def save(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:

@@ -16,9 +16,9 @@ from rich.console import Console
 from bert_jax.narration import doing
 from bert_jax.parallel.memory import out_of_memory
 from bert_jax.parallel.stop_signal import STOP
-from bert_jax.train.evaluations import Evaluations
+from bert_jax.train.evaluations import Evaluations, check_start
 from bert_jax.train.goodput import Stopwatch
-from bert_jax.train.hooks import Hook, Pause, check_replicas, reached, save, stop_early
+from bert_jax.train.hooks import Hook, Pause, check_replicas, save, stop_early, verdicts
 from bert_jax.train.metrics_writer import METRICS, read_metrics
 from bert_jax.train.output import PhaseReports, open_output
 from bert_jax.train.prefetch import prefetch_to_device
@@ -60,6 +60,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     with watch.on("restore"), doing("making or restoring the state"):
         rollbacks = RollbackLog(spec.run_dir)
         state, progress = restore_or_initialise(spec, abstract, rollbacks, say=warn_aloud)
+    check_start(spec, progress)
     spec.write_config(spec.run_dir)
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
@@ -88,8 +89,9 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
                 runner.compile_ahead(spec.phases[tracker.progress.phase], state)
             output.milestones.started()
             interrupted = evaluations.make_up(state.params)
-            if tracker.target_reached:
-                output.display.say(reached(spec, tracker))
+            if tracker.ended_early:
+                for line in verdicts(spec, tracker):
+                    output.display.say(line)
             for phase in () if interrupted else tracker.remaining_phases():
                 state, interrupted = _run_phase(spec, phase, state, runner, hooks)
                 if interrupted:

@@ -35,7 +35,8 @@ class TrainProgress:
     history: StepHistory = dataclasses.field(default_factory=StepHistory)  # history of the phase
     comparison: str | None = None  # `SelectionScore.comparison` of the best score
     unevaluated: bool = False  # whether the evaluation of this step is missing
-    scores: dict[str, float] = dataclasses.field(default_factory=dict)  # this step's, for `stop_at`
+    scores: dict[str, float] = dataclasses.field(default_factory=dict)  # this step's, for the rules
+    start: dict[str, float] = dataclasses.field(default_factory=dict)  # before the first step
     frozen: dict[str, str] = dataclasses.field(default_factory=dict)  # hashes of frozen models
     # Settings of the architecture in which the phase of the last step differs from config.yaml
     architecture: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -68,7 +69,7 @@ class TrainProgress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the progress as plain JSON."""
-        optional = ("frozen", "architecture", "causal", "scores")
+        optional = ("frozen", "architecture", "causal", "scores", "start")
         absent = {name for name in optional if not getattr(self, name)}
         return _PLAIN.dump_python(self, exclude=absent)
 
@@ -128,9 +129,20 @@ class StepTracker:
         return rule is not None and progress.step > 0 and rule.is_met(progress.scores)
 
     @property
+    def rises(self) -> dict[str, float]:
+        """Rises of losses above `at_most` since the start, in this step's evaluation."""
+        start, scores = self.progress.start, self.progress.scores
+        return {
+            name: scores[name] - start[name]
+            for name, limit in self._intervals.at_most.items()
+            if name in scores and scores[name] - start[name] > limit
+        }
+
+    @property
     def ended_early(self) -> bool:
         """Whether evaluations end the run before its last step."""
-        return self.out_of_patience or self.target_reached
+        above = self._intervals.stop_above and bool(self.rises)
+        return self.out_of_patience or self.target_reached or above
 
     @property
     def next_evaluation(self) -> int:
@@ -138,11 +150,13 @@ class StepTracker:
         step, every = self.progress.step, self._intervals.evaluate_every
         return min(self.last_step, step + every - step % every) if every else self.last_step
 
-    def record_evaluation(self, scores: Mapping[str, float], score: SelectionScore) -> None:
-        """Records this step's scores and its selection score."""
-        self.progress.record_evaluation(score)
-        if (rule := self._intervals.stop_at) is not None:
-            self.progress.scores = {rule.metric: scores[rule.metric]}
+    def record_evaluation(self, scores: Mapping[str, float], score: SelectionScore | None) -> None:
+        """Records this step's scores and its selection score, if the phase has one."""
+        if score is not None:
+            self.progress.record_evaluation(score)
+        rule, names = self._intervals.stop_at, {*self._intervals.at_most}
+        names |= {rule.metric} if rule else set()
+        self.progress.scores = {name: scores[name] for name in sorted(names) if name in scores}
 
     def remaining_phases(self) -> Iterator[Phase]:
         """Yields the phases that have steps left, and moves the progress to each."""

@@ -13,7 +13,8 @@ from bert_jax.data.loader.mixture import Mixture, stage_starts
 from bert_jax.data.loader.packing import PackingSection
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.section import PathText, Section
+from bert_jax.section import Section
+from bert_jax.train.evaluation_section import EvaluationSection
 
 TrackerName: TypeAlias = Literal["wandb", "mlflow"]
 
@@ -155,71 +156,6 @@ class PhaseSection(MixedSection):
         return self.batch_size // self.accumulation
 
 
-class StopAtSection(Section):
-    """Score of an evaluation that ends the run, with a last checkpoint.
-
-    Set either `at_least` or `at_most`.
-    """
-
-    metric: str
-    """Name of the score, such as `mlm_accuracy` or `loss`."""
-    at_least: float | None = None
-    """Lowest score that ends the run."""
-    at_most: float | None = None
-    """Highest score that ends the run."""
-
-    @pydantic.model_validator(mode="after")
-    def _one_limit(self) -> StopAtSection:
-        if (self.at_least is None) == (self.at_most is None):
-            found = "none" if self.at_least is None else "both"
-            raise SettingError(
-                "evaluation.stop_at",
-                f"found {found} of at_least and at_most, allowed: one of them",
-                place="at_least",
-            )
-        name = "at_most" if self.at_least is None else "at_least"
-        limit = getattr(self, name)
-        if self.metric.endswith("accuracy") and not 0 <= limit <= 1:
-            raise SettingError(
-                "evaluation.stop_at_fraction",
-                f"found {limit}, allowed: a fraction from 0 to 1, such as 0.75 for 75%",
-                place=name,
-            )
-        return self
-
-    def is_met(self, scores: Mapping[str, float]) -> bool:
-        """Returns whether the scores of an evaluation end the run."""
-        if (score := scores.get(self.metric)) is None:
-            return False
-        if self.at_least is not None:
-            return score >= self.at_least
-        return self.at_most is not None and score <= self.at_most
-
-
-class EvaluationSection(Section):
-    """Evaluation on the validation split during training."""
-
-    every: int = pydantic.Field(default=1000, ge=1)
-    """Steps between evaluations."""
-    dataset: PathText | None = None
-    """Dataset whose split `validation` is evaluated, so that runs with other training data can be
-    compared. Its examples must fit the rows of every phase. An objective with a pair task also
-    accepts examples without pairs, and then has no scores of that task. null: the phase's
-    dataset. Required if a phase mixes datasets."""
-    seed: int | None = pydantic.Field(default=None, ge=0)
-    """Seed of the masks. null: the run's seed."""
-    batch_size: int | None = pydantic.Field(default=None, ge=1)
-    """Rows per batch; scores do not depend on it. null: the phase's `batch_size` divided by its
-    `accumulation`."""
-    examples: int | None = pydantic.Field(default=None, ge=1)
-    """Number of examples from the validation split. null: all."""
-    at_start: bool = False
-    """Whether to evaluate also before the first step of a new run."""
-    stop_at: StopAtSection | None = None
-    """Score that ends the run early. The evaluation before the first step does not count. null: the
-    run ends after its last step."""
-
-
 class CheckpointSection(Section):
     """When to save, and which checkpoints to keep.
 
@@ -236,7 +172,8 @@ class CheckpointSection(Section):
     keep_every: int | None = pydantic.Field(default=None, ge=1)
     """Also keep every checkpoint whose step is a multiple of this number."""
     keep_best: int = pydantic.Field(default=1, ge=0)
-    """Number of best checkpoints to keep, by the loss on the current validation data."""
+    """Number of best checkpoints to keep, by `evaluation.best_by` on the current validation
+    data."""
     on_error: Literal["stop", "warn"] = "stop"
     """Response to a failed save, such as on a full disk: stop with exit code 1, or warn and
     continue."""
@@ -305,15 +242,24 @@ class TrainSection(Section):
 
     @pydantic.model_validator(mode="after")
     def _held_out_is_named(self) -> TrainSection:
-        if self.evaluation is not None and self.evaluation.dataset is None:
-            for at, phase in enumerate(self.phases):
-                if phase.is_mixed:
-                    raise SettingError(
-                        "evaluation.mixture",
-                        f"missing, but phase {at} mixes datasets. Set the directory whose split "
-                        "validation is evaluated, or train.evaluation: null.",
-                        place="evaluation.dataset",
-                    )
+        if self.evaluation is None or self.evaluation.held_out:
+            return self
+        for at, phase in enumerate(self.phases):
+            if phase.is_mixed:
+                raise SettingError(
+                    "evaluation.mixture",
+                    f"missing, but phase {at} mixes datasets. Set the directory whose split "
+                    "validation is evaluated, train.evaluation.sets, or train.evaluation: null.",
+                    place="evaluation.dataset",
+                )
+        if self.evaluation.at_most and len({phase.dataset_name for phase in self.phases}) > 1:
+            raise SettingError(
+                "evaluation.at_most_data",
+                "missing, but the phases have different datasets, and at_most compares each phase "
+                "with the start. Set the directory whose split validation is evaluated, or "
+                "train.evaluation.sets.",
+                place="evaluation.dataset",
+            )
         return self
 
     @property
@@ -329,8 +275,8 @@ class TrainSection(Section):
             for at, phase in enumerate(self.phases)
             for path in phase.paths
         }
-        if self.evaluation is not None and self.evaluation.dataset is not None:
-            found["train.evaluation.dataset"] = self.evaluation.dataset
+        if self.evaluation is not None:
+            found |= self.evaluation.by_key
         return found
 
     @property

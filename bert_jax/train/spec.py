@@ -20,6 +20,7 @@ from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.task import Batch, HostBatch, Params, Watch
 from bert_jax.train import sections
 from bert_jax.train.checkpoint_manifest import SelectionScore
+from bert_jax.train.evaluation_section import StopAtSection
 from bert_jax.train.frozen import NONE_FROZEN, FrozenParams
 from bert_jax.train.milestones import Milestones
 from bert_jax.train.state import DrawParams
@@ -97,22 +98,35 @@ class Intervals:
     checksum_every: int | None = None  # steps between comparisons of the state's replicas
     patience: int | None = None  # maximum consecutive evaluations without improvement
     evaluate_first: bool = False  # whether to evaluate before the first step of a new run
-    stop_at: sections.StopAtSection | None = None  # score that ends the run
+    stop_at: StopAtSection | None = None  # score that ends the run
+    # Largest rises of losses since the evaluation before the first step
+    at_most: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    stop_above: bool = False  # whether a larger rise ends the run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointSelection:
-    """The metric by which the best checkpoint is selected."""
+    """The score, or the weighted sum of scores, by which the best checkpoint is selected."""
 
-    metric: str
+    weights: Mapping[str, float]  # by the name of the score
     larger_is_better: bool
 
-    def score(self, scores: Mapping[str, float], *, phase: int, data: str) -> SelectionScore:
+    @property
+    def metric(self) -> str:
+        """The scores as text: ``loss``, ``0.7 domain.loss + 0.3 general.loss``."""
+        if len(self.weights) == 1:
+            return next(iter(self.weights))
+        return " + ".join(f"{weight:g} {name}" for name, weight in self.weights.items())
+
+    def score(self, scores: Mapping[str, float], *, phase: int, data: str) -> SelectionScore | None:
         """Returns the selection score; smaller is better, and NaN becomes the largest float.
 
-        Only scores with equal `phase` and `data` are compared.
+        Only scores with equal `phase` and `data` are compared. Returns None if the objective of the
+        phase does not have the scores.
         """
-        value = scores[self.metric]
+        if not scores.keys() >= self.weights.keys():
+            return None
+        value = sum(weight * scores[name] for name, weight in self.weights.items())
         if math.isnan(value):
             value = sys.float_info.max
         elif self.larger_is_better:

@@ -167,6 +167,7 @@ class StepRunner:
                 self._spec, abstract, self._rollbacks, say=display.say
             )
         progress.unevaluated = False  # this process repeated the evaluation at its start
+        progress.start = self.tracker.progress.start
         left_out = self._rollbacks.add(bad, progress, at=self.tracker.progress)
         self.tracker.progress = progress
         self.output.rewind(progress.step)

@@ -36,7 +36,8 @@ def evaluate(
 
     Args:
         run_dir: run directory of `pretrain`, `import` or `finetune`.
-        dataset: a dataset directory. Default: the dataset of the run's last phase.
+        dataset: a dataset directory. Default: `train.evaluation.sets` or `dataset` of the run, or
+            the dataset of its last phase.
         split: a split of the dataset. Default: "validation". For a task: "dev" or "test".
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
             fine-tuned run, and the last checkpoint of any other run.

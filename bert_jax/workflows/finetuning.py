@@ -106,7 +106,7 @@ def _train_spec(
             checksum_every=section.checksum_every,
             patience=section.patience,
         ),
-        selection=CheckpointSelection(metric=family.best_metric, larger_is_better=True),
+        selection=CheckpointSelection(weights={family.best_metric: 1.0}, larger_is_better=True),
         mesh=prepared.mesh,
         share=share,
         seed=settings.seed,

@@ -25,6 +25,12 @@ def check_mlperf(settings: PretrainSettings) -> None:
     rules = (
         ("train.phases", len(train.phases), 1, "one phase"),
         ("train.phases.0.batch_ramp", len(train.phases[0].batch_ramp), 0, "no ramp"),
+        (
+            "train.evaluation.sets",
+            len(train.evaluation.sets) if train.evaluation else 0,
+            0,
+            "no sets",
+        ),
         ("train.evaluation.stop_at.metric", stop_at and stop_at.metric, ACCURACY, ACCURACY),
         ("optimizer.name", optimizer.name, "lamb", "lamb"),
         ("optimizer.decay_fraction", optimizer.decay_fraction, None, "null"),

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.dataset.reader import Dataset, open_dataset
+from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.google_bert.reader import (
     GoogleBertDataset,
     find_splits,
@@ -24,11 +25,12 @@ from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.objectives.registry import check_pairing
 from bert_jax.objectives.sections import ObjectiveSection
 from bert_jax.parallel.mesh import process_share
-from bert_jax.section import under
+from bert_jax.section import at, under
 from bert_jax.task import Objective, RowTransform
 from bert_jax.text import Tokenizer
 from bert_jax.train.compiled import abstract_batch
-from bert_jax.train.evaluations import Evaluator
+from bert_jax.train.evaluation_section import held_out_key
+from bert_jax.train.evaluations import Evaluator, HeldOut
 from bert_jax.train.spec import Phase
 from bert_jax.train.state import ModelDefinition, define_model
 from bert_jax.train.step import StepSpec
@@ -98,48 +100,51 @@ class ExampleSource:
             pad_id=self.tokenizer.special.pad,
         )
 
-    def evaluator(
-        self,
-        task: Objective,
-        model: ModelDefinition,
-        mesh: Mesh,
-        *,
-        seq_length: int,
-        max_predictions: int | None,
-        rows: int,
-        seed: int,
-        limit: int | None = None,
-    ) -> Evaluator:
-        """Returns the evaluation of the split. See `features` for the arguments.
 
-        Args:
-            task: objective of the run.
-            model: model of the objective.
-            mesh: mesh of the run.
-            seq_length: tokens per row.
-            max_predictions: maximum number of masked tokens per row.
-            rows: rows per batch, over all devices and hosts.
-            seed: seed of the masks.
-            limit: number of examples. Default: all.
+def make_evaluator(
+    sources: Mapping[str, ExampleSource],
+    task: Objective,
+    model: ModelDefinition,
+    mesh: Mesh,
+    *,
+    seq_length: int,
+    max_predictions: int | None,
+    rows: int,
+    seed: int,
+    limit: int | None = None,
+) -> Evaluator:
+    """Returns the evaluation of one or several splits.
 
-        Raises:
-            UserError: like `features`.
-        """
-        share = process_share(mesh)
-        features = self.features(
+    Args:
+        sources: opened splits by the name of their set.
+        task: objective of the run.
+        model: model of the objective.
+        mesh: mesh of the run.
+        seq_length: tokens per row.
+        max_predictions: maximum number of masked tokens per row.
+        rows: rows per batch, over all devices and hosts.
+        seed: seed of the masks.
+        limit: number of examples of each split. Default: all.
+
+    Raises:
+        UserError: like `ExampleSource.features`.
+    """
+    share, sets = process_share(mesh), {}
+    for name, source in sources.items():
+        features = source.features(
             task, seq_length=seq_length, max_predictions=max_predictions, evaluation=True
         )
         open_batches = functools.partial(
             evaluation_batches,
-            self.dataset,
+            source.dataset,
             features,
             batch_size=rows,
             seed=seed,
             limit=limit,
             share=share,
         )
-        batch = abstract_batch(features, mesh, rows=rows)
-        return Evaluator(task, model, open_batches, mesh, batch=batch, shares=share.count)
+        sets[name] = HeldOut(open_batches, abstract_batch(features, mesh, rows=rows))
+    return Evaluator(task, model, sets, mesh, shares=share.count)
 
 
 def open_source(
@@ -168,11 +173,13 @@ def open_source(
             objective or with another vocabulary.
     """
     if is_google_bert(path):
-        dataset = open_google_bert(path, split)
+        with at(key):
+            dataset = open_google_bert(path, split)
         _check_google_bert(dataset, objective, tokenizer, key=key)
     else:
-        dataset = open_dataset(cache.local(path), split)
-        dataset.provenance.require_tokenizer(tokenizer.hash, place=f"{key}: {path}")
+        with at(key):
+            dataset = open_dataset(cache.local(path), split)
+            dataset.provenance.require_tokenizer(tokenizer.hash, place=path)
         check_pairing(
             objective,
             dataset.provenance.pairing.kind,
@@ -219,7 +226,7 @@ class OpenedPhase(NamedTuple):
     phase: Phase
     dataset: str  # name of the data in messages
     training: Mapping[str, str]  # fingerprints of training splits by path
-    validation: str | None  # fingerprint of the validation split, if there is one
+    validation: str | None  # fingerprints of the validation splits, if there are any
     evaluator: Evaluator | None  # None without evaluation
     evaluated: int  # number of examples per evaluation
     masks: Mapping[str, MaskShare]  # masks of words in a sample of each training split, by path
@@ -258,26 +265,27 @@ class PhaseOpener(NamedTuple):
         )
         section.check_positions(self.architecture.max_position_embeddings, key=key)
         changes = section.architecture_changes(self.architecture, key=key)
-        held_out, evaluation = None, self.settings.train.evaluation
-        if evaluation is not None and (other := evaluation.dataset) is not None:
-            held_out = open_split(
-                other, VALIDATION, key="train.evaluation.dataset", evaluation=True
-            )
+        held_out, evaluation = {}, self.settings.train.evaluation
+        if evaluation is not None:
+            for name, path in evaluation.held_out.items():
+                place = held_out_key(name)
+                held_out[name] = open_split(path, VALIDATION, key=place, evaluation=True)
+                with at(place):
+                    check_row_length(section.seq_length, held_out[name].dataset.lengths)
         with under(key, PhaseSection):
             if isinstance(section.dataset, str) and not held_out and VALIDATION in source.splits:
-                held_out = open_split(section.dataset, VALIDATION, key="dataset")
+                held_out[""] = open_split(section.dataset, VALIDATION, key="dataset")
             phase, loader, evaluator, masks = self._phase(
                 section, source, data, held_out, changes=changes, index=index
             )
-        validation = None if held_out is None else held_out.dataset.fingerprint
-        total = 0 if held_out is None or evaluator is None else len(held_out.dataset)
+        sizes = [len(each.dataset) for each in held_out.values()] if evaluator else []
         return OpenedPhase(
             phase,
             section.dataset_name,
             data.fingerprints,
-            validation,
+            fingerprints_of(held_out),
             evaluator,
-            min(total, self._limit or total),
+            sum(min(size, self._limit or size) for size in sizes),
             masks,
             data.epochs(loader),
         )
@@ -293,7 +301,7 @@ class PhaseOpener(NamedTuple):
         section: PhaseSection,
         source: ExampleSource,
         data: PhaseData,
-        held_out: ExampleSource | None,
+        held_out: Mapping[str, ExampleSource],
         *,
         changes: Mapping[str, float],
         index: int,
@@ -309,8 +317,9 @@ class PhaseOpener(NamedTuple):
             evaluation=False,
         )
         evaluator = None
-        if settings.train.evaluation is not None and held_out is not None:
-            evaluator = held_out.evaluator(
+        if settings.train.evaluation is not None and held_out:
+            evaluator = make_evaluator(
+                held_out,
                 objective,
                 model,
                 self.mesh,
@@ -320,7 +329,6 @@ class PhaseOpener(NamedTuple):
                 seed=settings.train.evaluation_seed(settings.seed),
                 limit=self._limit,
             )
-        found = "nothing" if held_out is None else held_out.dataset.fingerprint
         loader = Loader(
             data.for_loader,
             features,
@@ -341,7 +349,7 @@ class PhaseOpener(NamedTuple):
             shapes=1 + len(section.batch_ramp),
             flops_per_row=objective.flops_per_row(features.batch([], [])),
             evaluate=evaluator,
-            validation=f"{self._limit or 'all'} examples of {found}",
+            validation=f"{self._limit or 'all'} examples of {fingerprints_of(held_out)}",
             architecture=changes,
             causal=settings.objective_of(index).heads.causal,
             pretrained=settings.origin is not None or _starts_from_teacher(objective),
@@ -352,6 +360,12 @@ class PhaseOpener(NamedTuple):
             compile_evaluation=evaluator and evaluator.compile,
         )
         return phase, loader, evaluator, data.masks(features, seed=settings.seed)
+
+
+def fingerprints_of(held_out: Mapping[str, ExampleSource]) -> str | None:
+    """Returns the fingerprint of a split, or of several as text; None without splits."""
+    found = (f"{name} {each.dataset.fingerprint}".strip() for name, each in held_out.items())
+    return ", ".join(found) or None
 
 
 def _starts_from_teacher(objective: Objective) -> bool:

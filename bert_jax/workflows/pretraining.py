@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,10 +28,10 @@ from bert_jax.runs.settings import describe
 from bert_jax.task import Objective, Params
 from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpointer import Checkpointer
+from bert_jax.train.evaluation_section import EvaluationSection, score_name
 from bert_jax.train.frozen import FrozenParams, initial_params, load_frozen
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.schedule_segments import schedule_segments
-from bert_jax.train.sections import StopAtSection
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
 from bert_jax.train.state import DrawParams, abstract_params, define_model
 from bert_jax.train.trackers import require_trackers
@@ -181,9 +181,9 @@ def _train_spec(
 ) -> TrainSpec:
     settings, section, mesh = run.settings, run.settings.train, run.mesh
     frozen, evaluation = _load_frozen(opened, mesh), run.settings.train.evaluation
-    if evaluation is not None and evaluation.stop_at is not None:
+    if evaluation is not None:
         with jax.set_mesh(mesh):
-            _check_stop(evaluation.stop_at, opened, frozen.params)
+            _check_rules(evaluation.rules, opened, frozen.params)
     write_config = functools.partial(
         write_run,
         settings=settings.config,
@@ -200,13 +200,18 @@ def _train_spec(
         intervals=Intervals(
             log_every=section.log_every,
             evaluate_every=evaluation and evaluation.every,
-            evaluate_first=evaluation is not None and evaluation.at_start,
+            evaluate_first=bool(evaluation and (evaluation.at_start or evaluation.at_most)),
+            patience=evaluation and evaluation.patience,
             stop_at=evaluation and evaluation.stop_at,
+            at_most=evaluation.at_most if evaluation else {},
+            stop_above=bool(evaluation and evaluation.on_exceeded == "stop"),
             checkpoint_every=section.checkpoint.every,
             checksum_every=section.checksum_every,
             checkpoint_minutes=section.checkpoint.every_minutes,
         ),
-        selection=CheckpointSelection(metric=run.objective.best_metric, larger_is_better=False),
+        selection=CheckpointSelection(
+            weights=_selection_weights(run, evaluation), larger_is_better=False
+        ),
         mesh=mesh,
         share=process_share(mesh),
         seed=settings.seed,
@@ -233,24 +238,44 @@ def _train_spec(
     )
 
 
-def _check_stop(rule: StopAtSection, opened: Sequence[OpenedPhase], frozen: Params) -> None:
-    """Raises UserError if a phase has no evaluation, or its evaluation has no such score."""
-    for found in opened:
+def _selection_weights(
+    run: PhaseOpener, evaluation: EvaluationSection | None
+) -> Mapping[str, float]:
+    """Returns the weights of the scores that select the best checkpoint."""
+    if evaluation is not None and evaluation.best_by is not None:
+        return evaluation.best_by
+    sets = (evaluation and evaluation.sets) or [""]
+    return {score_name(each, run.objective.best_metric): 1 / len(sets) for each in sets}
+
+
+def _check_rules(
+    rules: Mapping[str, Iterable[str]], opened: Sequence[OpenedPhase], frozen: Params
+) -> None:
+    """Raises UserError if a phase has no evaluation, or no evaluation has the scores of a rule.
+
+    See `EvaluationSection.rules`.
+    """
+    names: dict[str, set[type]] = {}  # kinds of objectives that have a score
+    for found in opened if rules else ():
         if found.evaluator is None:
             raise UserError(
-                "evaluation.stop_at_no_split",
-                f"{found.dataset} has no validation split, so no score can end the run. Remove "
+                "evaluation.rule_no_split",
+                f"{found.dataset} has no validation split, so no score can be compared. Remove "
                 "this setting.",
-                place="train.evaluation.stop_at",
+                place=f"train.evaluation.{next(iter(rules))}",
             )
-        names = found.evaluator.score_names(frozen)
-        if rule.metric not in names:
-            raise UserError(
-                "evaluation.stop_at_metric",
-                f'found "{rule.metric}", allowed: '
-                f"{one_of(names)}{did_you_mean(rule.metric, names)}",
-                place="train.evaluation.stop_at.metric",
-            )
+        for name in found.evaluator.score_names(frozen):
+            names.setdefault(name, set()).add(type(found.phase.step.task))
+    for key, wanted in rules.items():
+        # The total losses of two objectives cannot be compared.
+        allowed = [name for name, kinds in names.items() if key != "at_most" or len(kinds) == 1]
+        for name in wanted:
+            if name not in allowed:
+                raise UserError(
+                    "evaluation.unknown_score",
+                    f'found "{name}", allowed: {one_of(allowed)}{did_you_mean(name, allowed)}',
+                    place=f"train.evaluation.{key}",
+                )
 
 
 def _load_frozen(opened: Sequence[OpenedPhase], mesh: Mesh) -> FrozenParams:

@@ -18,10 +18,11 @@ from bert_jax.runs.evaluation import Evaluation
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params, own_model, read_checkpoints
 from bert_jax.runs.run_directory import Run
 from bert_jax.task import TRAINING_PARTS, Task
+from bert_jax.train.evaluation_section import held_out_key
 from bert_jax.train.frozen import FrozenParams, check_frozen, load_frozen
 from bert_jax.train.state import ModelDefinition, define_model
 from bert_jax.workflows.objective_of_run import objective_of, objective_section
-from bert_jax.workflows.phases import open_source
+from bert_jax.workflows.phases import fingerprints_of, make_evaluator, open_source
 from bert_jax.workflows.pretraining_settings import PhaseSection, TrainSection
 
 BATCH_SIZE: Final = 32  # rows per batch of imported runs, which have no train section
@@ -47,15 +48,16 @@ def evaluate_objective(
     # Refuses a model without the heads before its parameters are read.
     define = _own_or_trained(objective_of(run))
     phase, rows, cache, seed = None, BATCH_SIZE, CacheSection(), run.seed
-    path = dataset
+    paths = {} if dataset is None else {"": dataset}
     if run.has("train"):
         section = run.section("train", TrainSection, verb="evaluate")
         phase = section.phases[-1]
         rows, seed = section.evaluation_rows(phase), section.evaluation_seed(run.seed)
-        path = dataset or (section.evaluation and section.evaluation.dataset)
-        if path is None and isinstance(phase.dataset, str):
-            path = phase.dataset
-    if path is None:
+        if not paths and section.evaluation is not None:
+            paths = section.evaluation.held_out
+        if not paths and isinstance(phase.dataset, str):
+            paths = {"": phase.dataset}
+    if not paths:
         why = "was imported" if phase is None else "mixes datasets"
         raise UserError(
             "evaluate.no_dataset",
@@ -67,31 +69,37 @@ def evaluate_objective(
     task = objective_of(run, phase=loaded.phase)
     if run.has("loader"):
         cache = run.section("loader", LoaderSection, verb="evaluate").cache
-    source = open_source(
-        path,
-        split,
-        objective=objective_section(run, phase=loaded.phase),
-        tokenizer=run.tokenizer,
-        cache=DatasetCache(cache, say=say),
-        key="dataset",
-        evaluation=True,
-    )
+    sources = {
+        name: open_source(
+            path,
+            split,
+            objective=objective_section(run, phase=loaded.phase),
+            tokenizer=run.tokenizer,
+            cache=DatasetCache(cache, say=say),
+            key=held_out_key(name) if name else "dataset",
+            evaluation=True,
+        )
+        for name, path in paths.items()
+    }
     found = {"step": loaded.step, "tokenizer": run.tokenizer.hash}
-    require_same({"run_dir": found, "dataset": source.dataset.fingerprint})
+    require_same({"run_dir": found, "dataset": fingerprints_of(sources)})
     parts, model = batch_parts(loaded.mesh), define_model(task.build)
-    score = source.evaluator(
+    datasets = [source.dataset for source in sources.values()]
+    examples = sum(map(len, datasets))
+    score = make_evaluator(
+        sources,
         task,
         model,
         loaded.mesh,
-        seq_length=_seq_length(run, phase, longest=int(source.dataset.lengths.max())),
+        seq_length=_seq_length(run, phase, longest=max(int(d.lengths.max()) for d in datasets)),
         max_predictions=phase and phase.max_predictions,
         rows=-(-(batch_size or rows) // parts) * parts,
         seed=seed,
     )
-    with jax.set_mesh(loaded.mesh), doing(f"evaluating {len(source.dataset):,} examples"):
+    with jax.set_mesh(loaded.mesh), doing(f"evaluating {examples:,} examples"):
         params = {part: loaded.params[part] for part in model.params}
         scores = score(params, _frozen(run, task, loaded).params)
-    return Evaluation(loaded.step, path, split, len(source.dataset), scores)
+    return Evaluation(loaded.step, ", ".join(paths.values()), split, examples, scores)
 
 
 def _own_or_trained(task: Task) -> Callable[[Run], ModelDefinition]:

@@ -249,7 +249,7 @@ def test_settings_that_the_log_cannot_describe_are_refused(
 def test_an_unknown_score_is_refused_before_training(config: Path, tmp_path: Path) -> None:
     more = ("train.mlperf=null", "train.evaluation.stop_at.metric=mlm_acuracy")
     refusal = refused("pretrain", config, f"run_dir={tmp_path / 'run'}", *more)
-    assert refusal.key == "evaluation.stop_at_metric"
+    assert refusal.key == "evaluation.unknown_score"
     assert "mlm_accuracy" in str(refusal)
 
 

@@ -39,10 +39,14 @@ def shard_name(split: str, index: int, count: int) -> str:
 
 
 def check_row_length(seq_length: int, lengths: np.ndarray) -> None:
-    """Raises UserError if an example has more than ``seq_length`` tokens.
+    """Raises UserError if there are no examples, or an example has more than ``seq_length`` tokens.
 
-    ``lengths`` has the number of tokens of each example, [examples]; it is not empty.
+    ``lengths`` has the number of tokens of each example, [examples].
     """
+    if not len(lengths):
+        raise UserError.wrong(
+            "dataset.empty", "no examples in this split", "at least one", place="dataset"
+        )
     if (longest := int(np.max(lengths))) > seq_length:
         raise UserError(
             "dataset.example_too_long",

@@ -357,8 +357,4 @@ def _check_fit(
             f"found {batch_size}, allowed: a multiple of {share.count}, the number of hosts",
             place="batch_size",
         )
-    if not len(dataset):
-        raise UserError.wrong(
-            "dataset.empty", "no examples in this split", "at least one", place="dataset"
-        )
     check_row_length(transform.seq_length, dataset.lengths)
