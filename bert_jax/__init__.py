@@ -125,6 +125,7 @@ if TYPE_CHECKING:
     from bert_jax.train.sections import (
         BadStepsSection,
         CheckpointSection,
+        EmaSection,
         ProfileSection,
         RampStage,
         WatchdogSection,
@@ -177,7 +178,7 @@ __all__ += ["EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixingSection", "MixtureSection"]
 __all__ += ["MlperfSection", "ModelSection", "MultipleChoiceSection", "NearDuplicatesSection"]
-__all__ += ["BertObjectiveSection", "StopAtSection"]
+__all__ += ["BertObjectiveSection", "EmaSection", "StopAtSection"]
 __all__ += ["CausalObjectiveSection", "DistillObjectiveSection", "RobertaObjectiveSection"]
 __all__ += ["SopObjectiveSection"]
 __all__ += ["OptimizerSection", "PackingSection", "PhaseSection", "ProfileSection", "RampStage"]

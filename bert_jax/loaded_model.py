@@ -203,7 +203,11 @@ class LoadedModel:
 
 
 def load(
-    source: epath.PathLike, *, checkpoint: str = "auto", mesh: MeshSection | None = None
+    source: epath.PathLike,
+    *,
+    checkpoint: str = "auto",
+    ema: bool = False,
+    mesh: MeshSection | None = None,
 ) -> LoadedModel:
     """Loads a model into memory, to encode texts, fill masks and predict.
 
@@ -217,13 +221,16 @@ def load(
             ``google-bert/bert-base-uncased``, optionally followed by ``@REVISION``.
         checkpoint: checkpoint of a run: `last`, `best`, a step or `auto`. `auto` is `best` for a
             fine-tuned run and `last` for a pretrained run.
+        ema: load the moving average of the parameters (`train.ema`).
         mesh: devices to use. Default: all.
 
     Raises:
-        UserError: The source cannot be read, or the checkpoint does not exist.
+        UserError: The source cannot be read, or the checkpoint or its average does not exist.
     """
     with announcing(f"loading {os.fspath(source)}"):
-        return LoadedModel(*open_model(source, checkpoint=checkpoint, mesh=open_mesh(mesh)))
+        return LoadedModel(
+            *open_model(source, checkpoint=checkpoint, ema=ema, mesh=open_mesh(mesh))
+        )
 
 
 def _texts(

@@ -50,6 +50,9 @@ checkpoint_option = click.option(
     default="auto",
     help="last, best, or a step. [default: best for a fine-tuned run, otherwise last]",
 )
+ema_option = click.option(
+    "--ema", is_flag=True, help="Use the moving average of the parameters (train.ema)."
+)
 batch_size_option = click.option(
     "--batch-size", type=int, help="Rows per batch, at least 1. Does not change the scores."
 )

@@ -63,6 +63,7 @@ def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
 @click.option("--push", "push_to", metavar="OWNER/NAME", help="Also upload OUTPUT to a hub.")
 @click.option("--public", is_flag=True, help="With --push: make a new model public.")
 @base.checkpoint_option
+@base.ema_option
 @base.force_option
 @base.verb
 @base.first_process_only
@@ -93,6 +94,7 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
 )
 @click.option("--last", type=int, metavar="N", help="Average the last N checkpoints of one run.")
 @base.checkpoint_option
+@base.ema_option
 @base.force_option
 @base.verb
 @base.first_process_only

@@ -109,6 +109,7 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     help="Split: validation; of a fine-tuned run: dev, test. [default: validation or dev]",
 )
 @base.checkpoint_option
+@base.ema_option
 @base.batch_size_option
 @base.platform_option
 @base.mesh_option
@@ -127,6 +128,7 @@ def evaluate(run_dir: str, platform: str, mesh_settings: tuple[str, ...], **opti
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
 @click.option("--top-k", default=5, show_default=True, help="Candidates per [MASK].")
 @base.checkpoint_option
+@base.ema_option
 @base.verb
 @base.first_process_only
 def fill_mask(run_dir: str, texts: tuple[str, ...], **options: Any) -> None:

@@ -214,6 +214,7 @@ def model_of_run(
     run: Run,
     *,
     checkpoint: str,
+    ema: bool = False,
     mesh: Mesh | None = None,
     longest: int | None = None,
     dtype: ForwardDtype | None = None,
@@ -224,6 +225,6 @@ def model_of_run(
     """
     mesh = mesh or open_mesh()
     define = functools.partial(forward_model_of_run, mesh=mesh, longest=longest, dtype=dtype)
-    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh, define=define)
+    loaded = load_params(run, checkpoint=checkpoint, ema=ema, mesh=mesh, define=define)
     name = str(run.directory)
     return InferenceModel(name, run.tokenizer, loaded.architecture, loaded.heads, loaded)

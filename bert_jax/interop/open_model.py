@@ -27,7 +27,12 @@ class OpenModel(NamedTuple):
 
 
 def open_model(
-    source: epath.PathLike, *, checkpoint: str, mesh: Mesh, dtype: ForwardDtype | None = None
+    source: epath.PathLike,
+    *,
+    checkpoint: str,
+    ema: bool = False,
+    mesh: Mesh,
+    dtype: ForwardDtype | None = None,
 ) -> OpenModel:
     """Loads a model. The arguments and errors are as for `bert_jax.load`.
 
@@ -38,13 +43,15 @@ def open_model(
     directory, on_hub = epath.Path(source), is_hub_name(source)
     if not on_hub and (directory / CONFIG).exists():
         run = open_run(directory)
-        return OpenModel(model_of_run(run, checkpoint=checkpoint, mesh=mesh, dtype=dtype), run)
-    if checkpoint != "auto":
-        raise UserError(
-            "checkpoint.without_run",
-            f"found {checkpoint}, but {source} is not a run directory. Omit the checkpoint.",
-            place="checkpoint",
-        )
+        model = model_of_run(run, checkpoint=checkpoint, ema=ema, mesh=mesh, dtype=dtype)
+        return OpenModel(model, run)
+    for option, value, default in (("checkpoint", checkpoint, "auto"), ("ema", ema, False)):
+        if value != default:
+            raise UserError(
+                "checkpoint.without_run",
+                f"found {value}, but {source} is not a run directory. Omit this option.",
+                place=option,
+            )
     path, name = Path(directory), str(source)
     if not on_hub and not is_checkpoint(directory) and not is_tf(directory):
         raise missing_run(directory, allowed=RUN_OR_CHECKPOINT)

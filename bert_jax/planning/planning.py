@@ -84,12 +84,13 @@ def _phases(run: CompileRequest, compiler: Compiler) -> list[PhasePlan]:
     trains = steps("train", list(range(len(sections))))
     unsure = [at for at, train in trains.items() if _is_compiled(run, at, train)]
     evaluations = steps("evaluation", unsure)
-    evaluation = run.train.evaluation
+    evaluation, ema = run.train.evaluation, run.train.ema
     found = []
     for at, section in enumerate(sections):
         found += _ramp(run, at, compiler)
         rows = run.train.evaluation_rows(section)
         times = section.steps // evaluation.every if evaluation else 0
+        times *= 2 if ema is not None and ema.evaluate else 1
         examples = (evaluation and evaluation.examples) or 0
         sets = len(evaluation.held_out) or 1 if evaluation else 0
         found.append(

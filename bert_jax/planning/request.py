@@ -81,7 +81,9 @@ class CompileRequest(ProgramRequest):
         deciding = self.model_copy(
             update={
                 "mesh": mesh,
-                "train": TrainSection(phases=phases, evaluation=self.train.evaluation),
+                "train": TrainSection(
+                    phases=phases, evaluation=self.train.evaluation, ema=self.train.ema
+                ),
             }
         )
         return _hash(deciding.model_dump_json(), _PACKAGES)

@@ -1,7 +1,8 @@
 """Stores the evaluations of a run's checkpoints: one file per checkpoint and split.
 
 ``evaluation.json`` has the evaluation of the checkpoint that ``auto`` selects, on the run's own
-held-out split. All other evaluations are in ``evaluations/<split>-<step>.json``.
+held-out split. All other evaluations are in ``evaluations/<split>-<step>.json``, or in
+``evaluations/<split>-<step>-ema.json`` for the moving average of the parameters.
 """
 
 import json
@@ -40,29 +41,32 @@ def own_split(run: Run) -> str:
     return "dev" if run.is_fine_tuned else "validation"
 
 
-def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_data: bool) -> None:
+def write_evaluation(
+    run: Run, evaluation: Evaluation, *, selected: bool, own_data: bool, ema: bool = False
+) -> None:
     """Writes an evaluation into a run directory.
 
     `selected`: whether ``auto`` selects the evaluated checkpoint. `own_data`: whether the dataset
-    belongs to the run's configuration.
+    belongs to the run's configuration. `ema`: whether the moving average was evaluated.
     """
-    if selected and own_data and evaluation.split == own_split(run):
+    if selected and own_data and not ema and evaluation.split == own_split(run):
         path = run.directory / EVALUATION
     else:
-        name = f"{evaluation.split}-{evaluation.step}"
+        name = f"{evaluation.split}-{evaluation.step}" + "-ema" * ema
         if not own_data:
             name = re.sub(r"[^\w.-]+", "_", evaluation.dataset).strip("_") + "-" + name
         path = run.directory / EVALUATIONS / f"{name}.json"
     write_whole(path, json.dumps(evaluation._asdict(), indent=2).encode())
 
 
-def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
+def read_evaluation(run: Run, *, step: int | None = None, ema: bool = False) -> Evaluation | None:
     """Returns the evaluation of a checkpoint on the run's own held-out split, or None.
 
-    If `step` is None, uses the checkpoint that ``auto`` selected at its last evaluation. Raises
-    UserError if the file is damaged.
+    If `step` is None, uses the checkpoint that ``auto`` selected at its last evaluation. With
+    `ema`, returns the evaluation of its moving average. Raises UserError if the file is damaged.
     """
-    for name in (EVALUATION, f"{EVALUATIONS}/{own_split(run)}-{step}.json"):
+    other = f"{EVALUATIONS}/{own_split(run)}-{step}"
+    for name in [f"{other}-ema.json"] if ema else [EVALUATION, f"{other}.json"]:
         path = run.directory / name
         if not path.exists():
             continue

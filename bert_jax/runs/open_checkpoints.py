@@ -18,7 +18,7 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.run_directory import CHECKPOINTS, Run
 from bert_jax.task import Params
-from bert_jax.train.checkpoint_manifest import OPTIMIZER, PARAMS
+from bert_jax.train.checkpoint_manifest import EMA, OPTIMIZER, PARAMS
 from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.sections import CheckpointSection
@@ -87,6 +87,7 @@ def load_params(
     run: Run,
     *,
     checkpoint: str,
+    ema: bool = False,
     mesh: Mesh | None = None,
     define: Callable[[Run], ModelDefinition] = own_model,
 ) -> LoadedParams:
@@ -96,22 +97,36 @@ def load_params(
         run: run directory.
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a fine-tuned
             run, and the last checkpoint of other runs.
+        ema: whether to load the moving average of the parameters instead.
         mesh: mesh for the parameters. If None, uses a mesh of all devices.
         define: returns the model of a run with the architecture of the checkpoint.
 
     Raises:
-        UserError: there is no such checkpoint.
+        UserError: there is no such checkpoint, or it has no moving average.
     """
     mesh = mesh or open_mesh()
 
     def read(checkpoints: Checkpointer) -> LoadedParams:
-        step, wrote, phase = find_checkpoint(run, checkpoints, checkpoint)
-        model = define(wrote)
-        params = checkpoints.restore_params(abstract_params(model, mesh), step=step)
+        alone = not mesh.is_multi_process
+        step, wrote, phase = find_checkpoint(run, checkpoints, checkpoint, alone=alone)
+        if ema and not checkpoints.on_disk.has(step, EMA):
+            raise no_ema(run)
+        model, item = define(wrote), EMA if ema else PARAMS
+        params = checkpoints.restore_params(abstract_params(model, mesh), step=step, item=item)
         return LoadedParams(step, wrote.architecture, wrote.heads, model, params, mesh, phase)
 
     with doing(f"reading the parameters of {run.directory}"):
         return read_checkpoints(run.directory, read)
+
+
+def no_ema(run: Run) -> UserError:
+    """Returns the error if a run's checkpoint has no moving average of the parameters."""
+    return UserError(
+        "checkpoint.no_ema",
+        f"found a checkpoint of {run.directory} without a moving average of the parameters. "
+        "Pretrain with train.ema, or omit this option.",
+        place="--ema",
+    )
 
 
 def run_of_checkpoint(run: Run, *, checkpoint: str) -> Run:
@@ -132,12 +147,16 @@ class FoundCheckpoint(NamedTuple):
     phase: int  # number of that phase; −1 if it is unknown
 
 
-def find_checkpoint(run: Run, checkpoints: Checkpointer, asked: str) -> FoundCheckpoint:
+def find_checkpoint(
+    run: Run, checkpoints: Checkpointer, asked: str, *, alone: bool = False
+) -> FoundCheckpoint:
     """Finds a run's checkpoint. `asked` is as for `load_params`.
 
-    Raises UserError if there is no such checkpoint, or other processes find another run.
+    `alone`: whether one process of a job reads the checkpoint. Raises UserError if there is no such
+    checkpoint, or other processes find another run.
     """
-    require_same_run(run)
+    if not alone:
+        require_same_run(run)
     if asked == "auto":
         ranked = run.is_fine_tuned and checkpoints.on_disk.best() is not None
         asked = "best" if ranked else "last"

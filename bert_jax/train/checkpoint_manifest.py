@@ -22,6 +22,7 @@ from bert_jax.files.seal import is_intact, sealed
 
 # The items of a checkpoint. The item "optimizer" includes step and random key.
 PARAMS: Final = "params"
+EMA: Final = "ema"  # moving average of the parameters, with the same tensors
 OPTIMIZER: Final = "optimizer"
 PROGRESS: Final = "progress"
 # Marks the progress of an imported checkpoint, which has a step but no data position.
@@ -58,7 +59,7 @@ class Manifest:
 
     @property
     def parts(self) -> list[str]:
-        """The items of the checkpoint: `params`, `optimizer`, `progress`."""
+        """The items of the checkpoint: `params`, `optimizer`, `progress`, `ema`."""
         return sorted({name.partition("/")[0] for name in self.files})
 
 

@@ -27,6 +27,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.parallel.channel import current_channel
 from bert_jax.train.agree_with_first_process import failure_of, first_failure
 from bert_jax.train.checkpoint_manifest import (
+    EMA,
     OPTIMIZER,
     PARAMS,
     PROGRESS,
@@ -57,7 +58,7 @@ class OrbaxFiles:
         self._arrays = _array_handler(save_bytes)
         self._agreement = SaveAgreement()
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        for item in (PARAMS, OPTIMIZER):
+        for item in (PARAMS, EMA, OPTIMIZER):
             registry.add(item, ocp.args.PyTreeSave, self._arrays)
         registry.add(PROGRESS, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
         # Orbax's metadata store would change a file after the manifest has recorded its hash.

@@ -14,6 +14,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.files.storage_retries import OUTAGE
 from bert_jax.task import DELTAS, TRAINING_PARTS, Params
 from bert_jax.train.checkpoint_manifest import (
+    EMA,
     IMPORTED,
     OPTIMIZER,
     PARAMS,
@@ -24,16 +25,16 @@ from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
 from bert_jax.train.checkpoint_retention import CheckpointDirectory
 from bert_jax.train.frozen import hash_params
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.state import TrainState
+from bert_jax.train.state import TrainState, copied
 
 
 class Checkpointer:
     """The checkpoints of one run directory: ``checkpoints/<step>/{params,optimizer,progress}``.
 
     Parameters and optimizer are separate items, because evaluation, export and fine-tuning only
-    read the parameters. Saves are asynchronous; leaving the context waits for them. Before a
-    restore, the files are compared with the manifest. Arrays can be restored on any mesh: they get
-    the sharding of the abstract arrays.
+    read the parameters. A moving average of the parameters is a fourth item, ``ema``. Saves are
+    asynchronous; leaving the context waits for them. Before a restore, the files are compared with
+    the manifest. Arrays can be restored on any mesh: they get the sharding of the abstract arrays.
     """
 
     def __init__(
@@ -98,6 +99,8 @@ class Checkpointer:
         this or the previous save failed, raises RunStopped.
         """
         parts = {PARAMS: state.params, OPTIMIZER: _optimizer_item(state), PROGRESS: dict(progress)}
+        if state.ema is not None:
+            parts[EMA] = state.ema
         return self._save(step, parts, selection_score)
 
     def save_params(
@@ -118,19 +121,25 @@ class Checkpointer:
     def restore_state(self, abstract: TrainState, *, step: int) -> TrainState:
         """Restores parameters and optimizer with the shardings of `abstract`.
 
+        If a checkpoint has no moving average but `abstract` has one, it begins with the parameters.
         Raises UserError like `restore_params`.
         """
-        params = self.restore_params(abstract.params, step=step)
-        return self.restore_optimizer(abstract, step=step)._replace(params=params)
+        params, ema = self.restore_params(abstract.params, step=step), None
+        if abstract.ema is not None:
+            if self.on_disk.has(step, EMA):
+                ema = self.restore_params(abstract.ema, step=step, item=EMA)
+            else:
+                ema = copied(params)
+        return self.restore_optimizer(abstract, step=step)._replace(params=params, ema=ema)
 
-    def restore_params(self, abstract_params: Params, *, step: int) -> Params:
-        """Restores only the parameters.
+    def restore_params(self, abstract_params: Params, *, step: int, item: str = PARAMS) -> Params:
+        """Restores only the parameters, or their moving average with ``item=EMA``.
 
         Skips `TRAINING_PARTS` that `abstract_params` lacks, and adds the `DELTAS` among them to the
         parameters. Raises UserError if a file is damaged, or a tensor is missing, unexpected, not
         finite, or has another shape or dtype.
         """
-        path, wanted = self._whole(step, PARAMS), dict(abstract_params)
+        path, wanted = self._whole(step, item), dict(abstract_params)
         stored = self._files.parts(path)
         if DELTAS in stored and DELTAS not in wanted:
             wanted[DELTAS] = abstract_deltas(stored[DELTAS], abstract_params)
@@ -143,7 +152,7 @@ class Checkpointer:
         return {part: parts[part] for part in TRAINING_PARTS if part in parts}
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
-        """Restores all but the parameters; the result has the parameters of `abstract`."""
+        """Restores all but parameters and average; the result has the parameters of `abstract`."""
         path = self._whole(step, OPTIMIZER)
         stored = self._files.parts(path)
         saved = self._files.read_arrays(path, _optimizer_item(abstract), stored=stored)
@@ -255,7 +264,7 @@ def _is_imported(items: Mapping[str, Any]) -> bool:
 
 
 def _optimizer_item(state: TrainState) -> dict[str, Any]:
-    """Returns the item "optimizer": the state without the parameters."""
+    """Returns the item "optimizer": the state without the parameters and their average."""
     return {"step": state.step, "rng": state.rng, "state": state.opt_state}
 
 

@@ -56,7 +56,8 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
         UserError: the checkpoint belongs to other data, another model or another seed.
     """
     watch = Stopwatch(spec.run_dir, started=spec.started)
-    abstract = abstract_state(spec.first_step.model, spec.first_step.optimizer, spec.mesh)
+    step = spec.first_step
+    abstract = abstract_state(step.model, step.optimizer, spec.mesh, ema=step.ema is not None)
     with watch.on("restore"), doing("making or restoring the state"):
         rollbacks = RollbackLog(spec.run_dir)
         state, progress = restore_or_initialise(spec, abstract, rollbacks, say=warn_aloud)

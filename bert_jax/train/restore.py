@@ -15,7 +15,7 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.seal import read_sealed, sealed
 from bert_jax.section import Section
 from bert_jax.train.bad_steps import BadStep
-from bert_jax.train.checkpoint_manifest import IMPORTED
+from bert_jax.train.checkpoint_manifest import EMA, IMPORTED
 from bert_jax.train.frozen import check_frozen
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.spec import TrainSpec
@@ -119,7 +119,8 @@ def restore_or_initialise(
         spec: specification of the run.
         abstract: shapes, dtypes and shardings of the state.
         rollbacks: rollbacks of the run.
-        say: prints a message if `spec.allow_data_change` is set and the data have changed.
+        say: prints a message if `spec.allow_data_change` is set and the data have changed, and if
+            the moving average of the parameters begins at the checkpoint.
 
     Raises:
         UserError: the checkpoint belongs to another model, other frozen models, or to other phases
@@ -135,6 +136,8 @@ def restore_or_initialise(
     else:
         progress = _read_progress(spec, step)
         check_frozen(progress.frozen, spec.frozen.hashes, place=spec.run_dir)
+        if abstract.ema is not None and not spec.checkpoints.on_disk.has(step, EMA):
+            say(f"train.ema: the average begins with the parameters of checkpoint {step}")
         state = spec.checkpoints.restore_state(abstract, step=step)
     rollbacks.apply(progress)
     _check(progress, spec, say)

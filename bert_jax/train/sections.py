@@ -197,6 +197,22 @@ class BadStepsSection(Section):
     """Number of recent steps from which the limits are computed."""
 
 
+class EmaSection(Section):
+    """Exponential moving average of the parameters.
+
+    After update n, ``average = d · average + (1 − d) · parameters`` in float32, where d is the
+    smaller of `decay` and ``(1 + n) / (10 + n)``. The first n is 0. A step without an update leaves
+    the average unchanged. The average takes 4 bytes per parameter, sharded like the parameters.
+    Checkpoints include it. The option ``--ema`` of `evaluate`, `export` and other verbs selects it.
+    """
+
+    decay: float = pydantic.Field(default=0.999, gt=0, lt=1)
+    """Weight of the previous average, after warm-up. The average spans about ``1 / (1 − decay)``
+    steps."""
+    evaluate: bool = True
+    """Whether evaluations also score the average, as `ema.mlm_loss`. This doubles their time."""
+
+
 class WatchdogSection(Section):
     """Time limit of a step: ten times the median of recent steps, at least `floor_seconds`."""
 
@@ -227,6 +243,8 @@ class TrainSection(Section):
     """Evaluation on the validation split. null: none."""
     checkpoint: CheckpointSection = CheckpointSection()
     """When to save, and which checkpoints to keep."""
+    ema: EmaSection | None = None
+    """Moving average of the parameters, beside the parameters. null: none."""
     bad_steps: BadStepsSection = BadStepsSection()
     """Response to bad steps."""
     checksum_every: int | None = pydantic.Field(default=1000, ge=1)

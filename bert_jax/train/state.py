@@ -32,6 +32,7 @@ class TrainState(NamedTuple):
     params: Params  # float32
     opt_state: OptState
     healthy: Leaf  # bool []: False after a bad step, which freezes the state
+    ema: Params | None = None  # float32: moving average of `params`, if the run keeps one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,11 +104,16 @@ def trained_params(model: ModelDefinition, mesh: Mesh) -> Params:
 
 
 def abstract_state(
-    model: ModelDefinition, optimizer: optax.GradientTransformation, mesh: Mesh
+    model: ModelDefinition,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    ema: bool = False,
 ) -> TrainState:
     """Returns the abstract state with its shardings between steps, see `trained_params`.
 
-    Raises UserError like `abstract_params`.
+    `ema`: whether the state has a moving average of the parameters. Raises UserError like
+    `abstract_params`.
     """
     everywhere, params = replicated(mesh), trained_params(model, mesh)
 
@@ -128,6 +134,7 @@ def abstract_state(
         params=params,
         opt_state=opt_state,
         healthy=jax.ShapeDtypeStruct((), jnp.bool_, sharding=everywhere),
+        ema=params if ema else None,
     )
 
 
@@ -142,6 +149,7 @@ def initialise(
         params=params,
         opt_state=_computed(optimizer.init, layout)(params),
         healthy=_laid_out(np.ones((), np.bool_), abstract.healthy),
+        ema=None if abstract.ema is None else copied(params),
     )
 
 
@@ -170,6 +178,11 @@ def laid_out_as(params: Params, abstract: Params) -> Params:
         if same_layout(params, abstract)
         else _computed(_identity, _Layout.of(abstract))(params)
     )
+
+
+def copied(params: Params) -> Params:
+    """Returns a copy in memory of its own; every process must call it."""
+    return _computed(_copy, _Layout.of(params))(params)
 
 
 def same_layout(params: Params, others: Params) -> bool:
@@ -211,6 +224,10 @@ def _computed(function: Callable[[Params], Any], layout: _Layout) -> Callable[[P
 
 def _identity(tree: Params) -> Params:
     return tree
+
+
+def _copy(tree: Params) -> Params:
+    return jax.tree.map(jnp.copy, tree)  # without this, JAX would return the argument itself
 
 
 def run_key(seed: int) -> jax.Array:

@@ -17,6 +17,7 @@ from bert_jax.parallel.compiling import made_once
 from bert_jax.parallel.sharding_rules import constrain, gathered
 from bert_jax.task import Batch, Metrics, Params, Rngs, Task
 from bert_jax.train.frozen import bind, gather
+from bert_jax.train.sections import EmaSection
 from bert_jax.train.state import ModelDefinition, TrainState
 
 # (parameters, batch, frozen parameters, index of the batch) → metrics
@@ -58,6 +59,7 @@ class StepSpec:
     task: Task
     model: ModelDefinition
     optimizer: optax.GradientTransformationExtraArgs  # from `make_optimizer`
+    ema: EmaSection | None = None  # moving average of the parameters
 
 
 @made_once
@@ -85,8 +87,8 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         norm = jnp.sqrt(sum(square.sum() for square in jax.tree.leaves(squares)))
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         within = (value <= limits.loss) & (norm <= limits.gradient_norm)
-        healthy = state.healthy & finite & within
-        rate = learning_rate(schedule, schedule_count(state.opt_state))
+        healthy, count = state.healthy & finite & within, schedule_count(state.opt_state)
+        rate = learning_rate(schedule, count)
         updates, opt_state = spec.optimizer.update(
             grads,
             state.opt_state,
@@ -96,7 +98,12 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
             learning_rate=rate,
         )
         params = cast(Params, optax.apply_updates(state.params, updates))
-        changed = TrainState(state.step + 1, state.rng, params, opt_state, healthy)
+        ema = state.ema
+        if spec.ema is not None:
+            # TensorFlow's warm-up. Otherwise the random start would count for thousands of steps.
+            decay = jnp.minimum(spec.ema.decay, (1 + count) / (10 + count))
+            ema = cast(Params, optax.incremental_update(params, cast(Params, ema), 1 - decay))
+        changed = TrainState(state.step + 1, state.rng, params, opt_state, healthy, ema)
         new_state = _where(healthy, changed, state._replace(healthy=healthy))
 
         one = jnp.ones((), jnp.float32)

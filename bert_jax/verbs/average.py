@@ -48,6 +48,7 @@ def average(
     weights: Sequence[float] | None = None,
     last: int | None = None,
     checkpoint: str = "auto",
+    ema: bool = False,
     force: bool = False,
     console: Console | None = None,
 ) -> Path:
@@ -56,12 +57,14 @@ def average(
     The verbs that accept an imported run accept it. It has the heads that all models have.
 
     Args:
-        models: run directories, checkpoints of other programs, or models on a hub.
+        models: run directories, checkpoints of other programs, or models on a hub. With `ema`, one
+            run suffices.
         output: a new local run directory.
         weights: weight of each model; their sum is 1. A weight below 0 leads away from its model.
             Default: equal weights.
         last: number of last checkpoints of a single run, instead of several models.
         checkpoint: `last`, `best`, a step, or `auto`, of every run. `auto` is as in `export`.
+        ema: take the moving average of each run's parameters (`train.ema`).
         force: replace `output`.
         console: console for the result.
 
@@ -70,14 +73,14 @@ def average(
             or `output` exists.
     """
     require_local(output, verb="average")
-    sources = _last(models, last) if last is not None else _sources(models, checkpoint)
+    sources = _last(models, last) if last is not None else _sources(models, checkpoint, ema)
     shares = _shares(weights, len(sources))
     heads = _common_heads(sources)
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_output(output))
         root = stack.enter_context(new_directory(Path(output), force=force, ours=names_of_import))
         stack.enter_context(doing(f"averaging {len(sources)} models"))
-        _write(root, sources, shares, heads, output)
+        _write(root, sources, shares, heads, output, ema)
     if console is not None:
         parts = [
             f"{share:.4g} · {each.name} (checkpoint {each.checkpoint})"
@@ -88,11 +91,10 @@ def average(
     return Path(output)
 
 
-def _sources(models: Sequence[str], checkpoint: str) -> list[_Source]:
-    if len(models) < 2:
-        raise UserError.wrong(
-            "average.models", len(models), "at least 2, or one run with --last", place="MODEL"
-        )
+def _sources(models: Sequence[str], checkpoint: str, ema: bool) -> list[_Source]:
+    if len(models) < 2 and not ema:
+        allowed = "at least 2, or one run with --last or --ema"
+        raise UserError.wrong("average.models", len(models), allowed, place="MODEL")
     return [_Source(each, open_run(find_origin(each).run_dir), checkpoint) for each in models]
 
 
@@ -149,13 +151,14 @@ def _write(
     shares: Sequence[float],
     heads: HeadsSection,
     output: str,
+    ema: bool,
 ) -> None:
     """Writes the run directory to `root`, which is later renamed to `output`."""
     first, mesh = sources[0].run, open_mesh(one_device=True)
     expected: LoadedParams | None = None
     total: Params = {}
     for source, share in zip(sources, shares, strict=True):
-        found = load_params(source.run, checkpoint=source.checkpoint, mesh=mesh)
+        found = load_params(source.run, checkpoint=source.checkpoint, ema=ema, mesh=mesh)
         expected = expected or found
         _require_same(sources[0], expected.architecture, source, found.architecture)
         part = _scaled(found.params, share)
@@ -177,7 +180,12 @@ def _write(
         tokenizer=first.tokenizer,
         origin={
             "averaged": [
-                {"model": str(each.run.directory), "checkpoint": each.checkpoint, "weight": share}
+                {
+                    "model": str(each.run.directory),
+                    "checkpoint": each.checkpoint,
+                    "ema": ema,
+                    "weight": share,
+                }
                 for each, share in zip(sources, shares, strict=True)
             ]
         },

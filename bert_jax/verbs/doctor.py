@@ -71,7 +71,9 @@ def config_findings(config: RunConfig, *, init_from: str | None = None) -> Itera
         config = _with_network(config, init_from)
     trained = functools.cache(functools.partial(_trained, config))  # opens the tokenizer once
     for finding in machine_findings(
-        config.mesh, run_dir=config.run_dir, checkpoint_bytes=lambda: _checkpoint_bytes(trained())
+        config.mesh,
+        run_dir=config.run_dir,
+        checkpoint_bytes=lambda: _checkpoint_bytes(config, trained()),
     ):
         problems |= finding.level == "problem"
         yield finding
@@ -236,8 +238,8 @@ def _check_step_memory(config: RunConfig) -> Iterator[Finding]:
         yield warn("step", f"{text}. {LESS_MEMORY}")
 
 
-def _checkpoint_bytes(trained: _Trained | None) -> int | None:
-    """Returns the bytes of one checkpoint: parameters and two moments."""
+def _checkpoint_bytes(config: RunConfig, trained: _Trained | None) -> int | None:
+    """Returns the bytes of one checkpoint: parameters, two moments and the moving average."""
     import jax
 
     from bert_jax.train.state import define_model
@@ -245,4 +247,5 @@ def _checkpoint_bytes(trained: _Trained | None) -> int | None:
     if trained is None:
         return None
     leaves = jax.tree.leaves(define_model(trained.build).params)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) * 3
+    copies = 4 if config.train is not None and config.train.ema is not None else 3
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) * copies

@@ -11,6 +11,7 @@ from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.narration import narrator_of
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.evaluation import Evaluation, own_split, write_evaluation
+from bert_jax.runs.open_checkpoints import no_ema
 from bert_jax.runs.run_directory import open_run
 from bert_jax.train.progress_display import format_scores
 from bert_jax.verbs.same_command import join_same_command
@@ -25,6 +26,7 @@ def evaluate(
     dataset: str | None = None,
     split: str | None = None,
     checkpoint: str = "auto",
+    ema: bool = False,
     batch_size: int | None = None,
     mesh: MeshSection | None = None,
     console: Console | None = None,
@@ -41,6 +43,7 @@ def evaluate(
         split: a split of the dataset. Default: "validation". For a task: "dev" or "test".
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
             fine-tuned run, and the last checkpoint of any other run.
+        ema: evaluate the moving average of the parameters (`train.ema`).
         batch_size: rows per batch; does not change the scores.
         mesh: devices to use. Default: all devices.
         console: console for the table.
@@ -59,12 +62,15 @@ def evaluate(
         "--dataset": dataset,
         "--split": split,
         "--checkpoint": checkpoint,
+        "--ema": ema,
         "--batch-size": batch_size,
     }
     join_same_command("evaluate", mesh, arguments)
     run, console = with_teacher_of_run(open_run(run_dir)), console or Console()
     split = split or own_split(run)
     if run.is_fine_tuned:
+        if ema:
+            raise no_ema(run)
         if dataset is not None:
             raise UserError(
                 "evaluate.dataset_of_task",
@@ -81,6 +87,7 @@ def evaluate(
             dataset=dataset,
             split=split,
             checkpoint=checkpoint,
+            ema=ema,
             batch_size=batch_size,
             mesh=mesh,
             say=functools.partial(console.print, markup=False, soft_wrap=True),
@@ -89,7 +96,8 @@ def evaluate(
         # An imported run has no dataset: treat any dataset as its own.
         own_data = dataset is None or not run.has("train")
         _show(result, console)  # before writing, which may fail
-        write_evaluation(run, result, selected=checkpoint == "auto", own_data=own_data)
+        selected = checkpoint == "auto"
+        write_evaluation(run, result, selected=selected, own_data=own_data, ema=ema)
     return result
 
 

@@ -73,6 +73,7 @@ def export(
     kind: str | None = None,
     outputs: Sequence[str] | None = None,
     checkpoint: str = "auto",
+    ema: bool = False,
     force: bool = False,
     push_to: str | None = None,
     private: bool = True,
@@ -89,6 +90,7 @@ def export(
         outputs: outputs of a StableHLO program. Default: `stablehlo.default_outputs`.
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
             fine-tuned run, and the last checkpoint of any other run.
+        ema: export the moving average of the parameters (`train.ema`), without moments.
         force: replace `output`. The old directory stays until the new directory is complete.
         push_to: upload the directory to this model on a hub, ``owner/name``.
         private: whether a newly created model is private.
@@ -126,6 +128,7 @@ def export(
             outputs=outputs,
             title=target.name,
             checkpoint=checkpoint,
+            ema=ema,
         )
     show(f"{output}: {written.text}")
     if written.left_out is not None:
@@ -190,9 +193,10 @@ def _write(
     outputs: Sequence[str] | None,
     title: str,
     checkpoint: str,
+    ema: bool,
 ) -> _Written:
     """Writes a checkpoint and its model card."""
-    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
+    loaded = load_params(run, checkpoint=checkpoint, ema=ema, mesh=open_mesh(one_device=True))
     run = run.of_phase(loaded.architecture, causal=loaded.heads.causal)
     _refuse_unknown_to(to, run)
     model = Pretrained(
@@ -206,7 +210,7 @@ def _write(
     if to == "stablehlo":
         files = _write_stablehlo(directory, model, run, outputs=outputs)
     elif to == "tf":
-        model = model._replace(moments=load_moments(run, loaded))
+        model = model._replace(moments=None if ema else load_moments(run, loaded))
         files = _write_tensorflow(directory, model)
     else:
         files = _write_hugging_face(directory, model, kind=kind, title=title)
@@ -215,13 +219,14 @@ def _write(
     lost = [head for head in PRETRAINED_HEADS if head in of_model - kept]
     heads = describe(run.heads.model_copy(update=dict.fromkeys(lost, False)))
     heads += f" ({files.kind})" if files.kind else ""
-    written, encoder = f"step {loaded.step}", format_of(run.architecture.kind).title
+    written = f"step {loaded.step}" + (", moving average of the parameters" if ema else "")
+    encoder = format_of(run.architecture.kind).title
     card = model_card(
         run,
         title=title,
         text=f"{encoder} with {heads}, {EXPORTED} from {written} of the run.",
         usage=files.usage,
-        evaluation=read_evaluation(run, step=loaded.step),
+        evaluation=read_evaluation(run, step=loaded.step, ema=ema),
         front_matter=files.front_matter,
     )
     write_whole(epath.Path(directory / CARD), card.encode())

@@ -14,6 +14,7 @@ def fill_mask(
     *,
     top_k: int = 5,
     checkpoint: str = "auto",
+    ema: bool = False,
     console: Console | None = None,
 ) -> list[Filled]:
     """Returns the most probable pieces for every [MASK] of every text.
@@ -26,13 +27,14 @@ def fill_mask(
         top_k: number of candidates per mask.
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
             fine-tuned run, and the last checkpoint of any other run.
+        ema: use the moving average of the parameters (`train.ema`).
         console: console for the result. Default: no output.
 
     Raises:
         UserError: the run does not exist, a text has no [MASK], or a text has more pieces than the
             model has positions.
     """
-    model = load(run_dir, checkpoint=checkpoint)
+    model = load(run_dir, checkpoint=checkpoint, ema=ema)
     filled = model.fill_mask([texts] if isinstance(texts, str) else texts, top_k=top_k)
     if console is not None:
         for text, masks in filled:

@@ -340,7 +340,9 @@ class PhaseOpener(NamedTuple):
             section=settings.loader,
         )
         phase = Phase(
-            step=StepSpec(task=objective, model=model, optimizer=self.optimizer),
+            step=StepSpec(
+                task=objective, model=model, optimizer=self.optimizer, ema=settings.train.ema
+            ),
             steps=section.steps,
             batch_size=section.batch_size,
             accumulation=section.accumulation,

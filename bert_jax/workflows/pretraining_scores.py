@@ -34,6 +34,7 @@ def evaluate_objective(
     dataset: str | None,
     split: str,
     checkpoint: str,
+    ema: bool = False,
     batch_size: int | None,
     mesh: MeshSection | None,
     say: Callable[[str], None],
@@ -64,7 +65,7 @@ def evaluate_objective(
             f"missing, but {run.directory} {why} and has no held-out dataset of its own",
             place="--dataset",
         )
-    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh), define=define)
+    loaded = load_params(run, checkpoint=checkpoint, ema=ema, mesh=open_mesh(mesh), define=define)
     run = run.of_phase(loaded.architecture, causal=loaded.heads.causal)
     task = objective_of(run, phase=loaded.phase)
     if run.has("loader"):

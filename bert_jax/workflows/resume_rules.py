@@ -5,8 +5,8 @@ There are four kinds of settings:
 - Settings that determined finished steps may not change: the objective's kind, and the settings
   of finished phases.
 - Settings that determine only future steps may change until the last step: `optimizer`,
-  `model.execution`, and the settings of later phases and of the current phase, if its data position
-  remains valid. `provenance.json` lists each change with its step.
+  `train.ema`, `model.execution`, and the settings of later phases and of the current phase, if
+  its data position remains valid. `provenance.json` lists each change with its step.
 - The seed, the masking and the contents of datasets may change only with --allow-data-change. The
   change affects future steps.
 - Reports, evaluations, checkpoints, mesh, loader and paths do not affect training results and may
@@ -161,5 +161,9 @@ def _decisive(settings: PretrainSettings, data: DataFingerprints) -> dict[str, A
         "objective": settings.objective.model_dump(mode="json", exclude={"teacher"}),
         "optimizer": settings.optimizer.model_dump(mode="json"),
         "model": {"execution": settings.model.execution.model_dump(mode="json")},
-        "train": {"bad_steps": settings.train.bad_steps.model_dump(mode="json"), "phases": phases},
+        "train": {
+            "bad_steps": settings.train.bad_steps.model_dump(mode="json"),
+            "ema": {"decay": settings.train.ema and settings.train.ema.decay},
+            "phases": phases,
+        },
     }

@@ -17,6 +17,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.task import HostBatch, Objective
 from bert_jax.train.compiled import lower_train_step
+from bert_jax.train.sections import EmaSection
 from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
 from tests.objectives.runs import variant_of
@@ -45,6 +46,7 @@ class Setting:
     loss: str = "xla"
     unroll: int | None = None
     peak: float = PEAK
+    ema: float | None = None  # decay of the moving average
     changes: tuple[tuple[str, int], ...] = ()  # architecture overrides
 
     @property
@@ -91,10 +93,11 @@ class Trainer:
         pieces = setting.task.architecture.vocab_size
         self.optimizer = make_optimizer(setting.section, self.model.axes, pieces=pieces)
         self.mesh = mesh_of(shape)
-        self.abstract = abstract_state(self.model, self.optimizer, self.mesh)
+        ema = setting.ema and EmaSection(decay=setting.ema)
+        self.abstract = abstract_state(self.model, self.optimizer, self.mesh, ema=bool(ema))
         self.frozen = frozen_params(task, self.mesh)
         with jax.set_mesh(self.mesh):
-            spec = StepSpec(task=task, model=self.model, optimizer=self.optimizer)
+            spec = StepSpec(task=task, model=self.model, optimizer=self.optimizer, ema=ema)
             placed = on_mesh(batch, self.mesh)
             self.compiled = lower_train_step(
                 spec,
@@ -128,7 +131,7 @@ def first_state(setting: Setting, shape: Shape = (1, 1, 1)) -> Any:
     task, mesh = setting.task, mesh_of(shape)
     model = define_model(task.build)
     optimizer = make_optimizer(setting.section, model.axes)
-    abstract = abstract_state(model, optimizer, mesh)
+    abstract = abstract_state(model, optimizer, mesh, ema=setting.ema is not None)
     params = draw_params(model, abstract.params, seed=1)
     return jax.device_get(initialise(params, optimizer, abstract, seed=1))
 

@@ -61,3 +61,27 @@ def test_a_run_resumed_on_other_meshes_and_microbatches_has_the_same_loss(tmp_pa
             found.append(metrics["loss"][0])
             checkpoints.save(state, step=step + 1, progress={})
     np.testing.assert_allclose(found, one_device(setting)[0][:3], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(s, marks=[pytest.mark.chaos] * (s != (2, 2, 2))) for s in SHAPES],
+    ids=str,
+)
+def test_the_average_equals_a_loop_in_numpy(shape: tuple[int, int, int]) -> None:
+    setting = Setting(ema=0.2)  # its warm-up ends after two steps
+    run = trainer(setting, shape)
+    state = run.place(first_state(setting))
+    expected = jax.device_get(state.params)
+    for step, decay in enumerate([1 / 10, 2 / 11, 0.2, 0.2]):
+        state, _ = run.step(state, small_batch(seed=step))
+        expected = jax.tree.map(
+            lambda old, new, d=decay: d * old + (1 - d) * new,
+            expected,
+            jax.device_get(state.params),
+        )
+    jax.tree.map(
+        lambda found, wanted: np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6),
+        jax.device_get(state.ema),
+        expected,
+    )

@@ -55,8 +55,9 @@ def test_a_step_counts_and_reports_the_rate_it_used() -> None:
 def test_a_nonfinite_loss_freezes_the_state(
     poison: float,
 ) -> None:
-    setting = Setting()
-    before, _ = trainer(setting, ONE).step(fresh(setting), small_batch())
+    setting = Setting(ema=0.9)
+    first = trainer(setting, ONE).place(first_state(setting))
+    before, _ = trainer(setting, ONE).step(first, small_batch())
     kept = jax.device_get(before)
     bad = small_batch(seed=1)
     bad["masked_lm_weights"][3, 0] = poison

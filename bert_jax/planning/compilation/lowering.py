@@ -83,8 +83,8 @@ def open_step(request: CompileRequest, mesh: Mesh) -> OpenedStep:
     size = request.batch_size or phase.batch_size
     rows = size if trains else request.train.evaluation_rows(phase)
     return OpenedStep(
-        StepSpec(task=objective, model=model, optimizer=optimizer),
-        abstract_state(model, optimizer, mesh),
+        StepSpec(task=objective, model=model, optimizer=optimizer, ema=request.train.ema),
+        abstract_state(model, optimizer, mesh, ema=request.train.ema is not None),
         abstract_batch(transform, mesh, rows=rows),
         abstract_frozen(objective, mesh),
         rows,
