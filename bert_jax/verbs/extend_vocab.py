@@ -21,6 +21,7 @@ from bert_jax.pipelines.vocabulary.extend import (
     NewWord,
     choose_words,
     extended,
+    pieces_per_word,
     require_extendable,
 )
 from bert_jax.pipelines.vocabulary.train import VocabSection, sample_text
@@ -56,7 +57,8 @@ def extend_vocab(section: VocabSection, *, force: bool, say: Callable[[str], Non
         aside = stack.enter_context(
             new_directory(Path(section.output), force=force, ours=names_of_import)
         )
-        words = choose_words(tokenizer, sample_text(section), count=section.new_pieces)
+        lines = sample_text(section)
+        words = choose_words(tokenizer, lines, count=section.new_pieces)
         if not words:
             raise UserError(
                 "vocab.nothing_new",
@@ -66,10 +68,17 @@ def extend_vocab(section: VocabSection, *, force: bool, say: Callable[[str], Non
         if len(words) < section.new_pieces:
             say(f"the text has {len(words):,} new words, fewer than vocab.new_pieces")
         grown = extended(tokenizer, words)
+        before, after = (pieces_per_word(each, lines) for each in (tokenizer, grown))
         loaded = load_params(run, checkpoint="auto", mesh=open_mesh(one_device=True))
-        _write(aside, section, run, loaded, grown, words, name=origin.name)
+        source = {
+            "extended_from": {"run": origin.name, "step": loaded.step, "files": [*section.names]},
+            "new_words": {new.word: new.occurrences for new in words},
+            "pieces_per_word": {"before": before, "after": after},
+        }
+        _write(aside, section, run, loaded, grown, words, source)
     saved, shown = sum(new.saved for new in words), ", ".join(new.word for new in words[:10])
     say(f"{len(words):,} new words save {saved:,} pieces of the sample: {shown}, …")
+    say(f"pieces per word of the sample: {before:.3f} before, {after:.3f} with the new words")
     return grown
 
 
@@ -80,8 +89,7 @@ def _write(
     loaded: LoadedParams,
     tokenizer: Tokenizer,
     words: list[NewWord],
-    *,
-    name: str,
+    source: dict[str, Any],
 ) -> None:
     """Writes the run to `root`, which is later renamed to the section's output."""
     rows = max(run.architecture.vocab_size, tokenizer.vocab_size)
@@ -101,10 +109,7 @@ def _write(
         heads=run.heads,
         architecture=architecture,
         tokenizer=tokenizer,
-        origin={
-            "extended_from": {"run": name, "step": loaded.step, "files": list(section.names)},
-            "new_words": {new.word: new.occurrences for new in words},
-        },
+        origin=source,
     )
     to_device(params)
     with write_checkpoints(root) as checkpointer:

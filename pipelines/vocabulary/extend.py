@@ -16,6 +16,8 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 
 MIN_COUNT: Final = 5  # least number of occurrences of a new word in the sample
 
+_BATCH: Final = 10_000  # lines that are encoded at a time
+
 Extendable: TypeAlias = WordPieceTokenizer | LibraryTokenizer
 
 
@@ -72,6 +74,13 @@ def choose_words(tokenizer: Extendable, lines: Iterable[str], *, count: int) -> 
 def extended(tokenizer: Extendable, words: Sequence[NewWord]) -> Extendable:
     """Returns a tokenizer with the new words at the ids after all others."""
     return tokenizer.with_words([new.word for new in words])
+
+
+def pieces_per_word(tokenizer: Tokenizer, lines: Sequence[str]) -> float:
+    """Returns the mean number of pieces of a word. Words are separated by white space."""
+    batches = (lines[start : start + _BATCH] for start in range(0, len(lines), _BATCH))
+    pieces = sum(len(ids) for batch in batches for ids in tokenizer.encode_batch(batch))
+    return pieces / sum(len(line.split()) for line in lines)
 
 
 def _is_word(word: str) -> bool:

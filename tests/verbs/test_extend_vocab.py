@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.rows.collate import collate_tokens
+from bert_jax.runs.run_directory import read_run_provenance
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.library_tokenizer import LibraryTokenizer
 from bert_jax.text.sentence_piece import SentencePieceTokenizer
@@ -55,7 +56,13 @@ def extension(
     file = write_config(root / "vocab.yaml", {"vocab": section})
     said = ok("vocab", file, "--extend", root / "run")
     assert "kubernetes" in said
-    return old, read_run(root / "new")
+    new = read_run(root / "new")
+    facts = read_run_provenance(root / "new")["pieces_per_word"]
+    for name, tokenizer in (("before", old.run.tokenizer), ("after", new.run.tokenizer)):
+        pieces = sum(len(tokenizer.encode(line)) for line in [*lines, rare])
+        assert facts[name] == pytest.approx(pieces / (5 * len(lines) + 1))
+        assert f"{facts[name]:.3f}" in said
+    return old, new
 
 
 def test_the_words_that_save_most_pieces_are_new_pieces(
