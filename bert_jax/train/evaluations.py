@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.stop_signal import STOP, EvaluationCut
 from bert_jax.task import Batch, Params, Sums, Task
 from bert_jax.train import metrics as sums_of
-from bert_jax.train.checkpoint_manifest import SelectionScore
+from bert_jax.train.checkpoint_manifest import EMA, SelectionScore
 from bert_jax.train.compiled import (
     BatchShape,
     describe_batch,
@@ -28,7 +28,7 @@ from bert_jax.train.output import Output
 from bert_jax.train.prefetch import prefetch_to_device, waiting_for_input
 from bert_jax.train.progress import StepTracker, TrainProgress
 from bert_jax.train.spec import HostBatches, Phase, TrainSpec
-from bert_jax.train.state import ModelDefinition, abstract_params, laid_out_as
+from bert_jax.train.state import ModelDefinition, TrainState, abstract_params, laid_out_as
 from bert_jax.train.step import make_evaluation_step
 
 
@@ -141,23 +141,23 @@ class Evaluations:
     def __call__(self, pause: Pause) -> None:
         """Evaluates if an evaluation is due."""
         if pause.due.evaluate:
-            pause.score = self._run(pause.phase, pause.state.params)
+            pause.score = self._run(pause.phase, pause.state)
             pause.interrupted = pause.interrupted or self._cut
 
-    def make_up(self, params: Params) -> bool:
-        """Evaluates the restored or initial parameters if their evaluation is missing.
+    def make_up(self, state: TrainState) -> bool:
+        """Evaluates the restored or initial state if its evaluation is missing.
 
         Returns whether a signal interrupted this evaluation.
         """
         progress = self._tracker.progress
         if progress.unevaluated:
-            score = self._run(self._spec.phases[progress.phase], params)
+            score = self._run(self._spec.phases[progress.phase], state)
             progress.unevaluated = self._cut
             if score is not None and progress.step:  # there is no checkpoint before the first step
                 self._spec.checkpoints.on_disk.add_score(progress.step, score)
         return self._cut
 
-    def _run(self, phase: Phase, params: Params) -> SelectionScore | None:
+    def _run(self, phase: Phase, state: TrainState) -> SelectionScore | None:
         """Evaluates; returns None without data, after a signal, or if a score is not finite.
 
         If a score is not finite at the last step, raises Diverged. Before the last step, the
@@ -167,10 +167,9 @@ class Evaluations:
             return None
         progress, output = self._tracker.progress, self._output
         output.milestones.evaluating(progress.step)
-        whole = abstract_params(phase.step.model, self._spec.mesh)  # gather once per call
         try:
             with output.watch.on("evaluate"), STOP.cutting(), doing("evaluating"):
-                self.scores = scores = self._scores(phase, laid_out_as(params, whole))
+                self.scores = scores = self._scores(phase, state)
         except EvaluationCut:
             progress.unevaluated = self._cut = True
             return None
@@ -195,17 +194,28 @@ class Evaluations:
         """Whether rules compare later scores with this evaluation."""
         return self._tracker.progress.position is None and bool(self._spec.intervals.at_most)
 
-    def _scores(self, phase: Phase, params: Params) -> Mapping[str, float]:
+    def _scores(self, phase: Phase, state: TrainState) -> Mapping[str, float]:
         """Returns the scores of a phase's evaluation.
 
         Before the first step, adds the scores of later objectives if `at_most` compares them.
         """
-        assert phase.evaluate is not None
-        scores = phase.evaluate(params, self._spec.frozen.params)
+        scores = self._score(phase, state)
         for later in self._spec.phases[self._tracker.progress.phase + 1 :]:
             missing = self._spec.intervals.at_most.keys() - scores.keys()
             if self._needs_start and missing and later.evaluate is not None:
-                scores = {**later.evaluate(params, self._spec.frozen.params), **scores}
+                scores = {**self._score(later, state), **scores}
+        return scores
+
+    def _score(self, phase: Phase, state: TrainState) -> Mapping[str, float]:
+        """Returns the scores of the parameters and of their average, see `Phase.scored`."""
+        assert phase.evaluate is not None
+        whole, scores = abstract_params(phase.step.model, self._spec.mesh), {}
+        trees: dict[str, Any] = {"": state.params, EMA: state.ema}
+        for name in phase.scored:
+            params = laid_out_as(trees[name], whole)  # gather once, not for each batch
+            found = phase.evaluate(params, self._spec.frozen.params)
+            del params  # before the next copy
+            scores |= {score_name(name, score): value for score, value in found.items()}
         return scores
 
 

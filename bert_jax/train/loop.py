@@ -89,7 +89,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
             if spec.milestones is not None:
                 runner.compile_ahead(spec.phases[tracker.progress.phase], state)
             output.milestones.started()
-            interrupted = evaluations.make_up(state.params)
+            interrupted = evaluations.make_up(state)
             if tracker.ended_early:
                 for line in verdicts(spec, tracker):
                     output.display.say(line)

@@ -19,7 +19,7 @@ from bert_jax.parallel.section import check_batch
 from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.task import Batch, HostBatch, Params, Watch
 from bert_jax.train import sections
-from bert_jax.train.checkpoint_manifest import SelectionScore
+from bert_jax.train.checkpoint_manifest import EMA, SelectionScore
 from bert_jax.train.evaluation_section import StopAtSection
 from bert_jax.train.frozen import NONE_FROZEN, FrozenParams
 from bert_jax.train.milestones import Milestones
@@ -85,6 +85,12 @@ class Phase:
     # Says how much of several datasets a position has read; None for one dataset
     describe_read: Callable[[DataPosition], str] | None = None
     pretrained: bool = False  # whether a new run starts from a trained model
+
+    @property
+    def scored(self) -> list[str]:
+        """First parts of the names of scores: "" of the parameters, and "ema" of their average."""
+        ema = self.step.ema
+        return ["", EMA] if ema is not None and ema.evaluate else [""]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

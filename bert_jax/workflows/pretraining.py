@@ -264,7 +264,8 @@ def _check_rules(
                 "this setting.",
                 place=f"train.evaluation.{next(iter(rules))}",
             )
-        for name in found.evaluator.score_names(frozen):
+        own = found.evaluator.score_names(frozen)
+        for name in [score_name(part, each) for part in found.phase.scored for each in own]:
             names.setdefault(name, set()).add(type(found.phase.step.task))
     for key, wanted in rules.items():
         # The total losses of two objectives cannot be compared.

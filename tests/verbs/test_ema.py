@@ -14,6 +14,7 @@ import bert_jax
 from bert_jax.interop.importing import read_checkpoint
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
+from bert_jax.train.metrics_writer import read_metrics
 from tests.project import ok, one_phase, refused, refuses, says, write_config
 
 pytestmark = pytest.mark.slow
@@ -56,7 +57,7 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         project,
         steps=STEPS,
         checkpoint={"every": 1, "keep_last": STEPS},
-        evaluation={"every": STEPS, "examples": 24},
+        evaluation={"every": STEPS},
     )
     values["optimizer"]["warmup_steps"] = 0
     return write_config(tmp_path_factory.mktemp("ema") / "run.yaml", values)
@@ -115,6 +116,22 @@ def test_a_resumed_run_may_begin_and_end_its_average(
     says(line, key="run.other_setting", place="train.ema.decay")
 
 
+def test_rules_of_evaluations_may_name_scores_of_the_average(
+    config: Path, run: Path, tmp_path: Path
+) -> None:
+    by_average = "train.evaluation.best_by=ema.mlm_loss"
+    without = ("pretrain", config, by_average, f"run_dir={tmp_path / 'new'}")
+    line = refused(*without, EMA, "train.ema.evaluate=false")
+    says(line, key="evaluation.unknown_score", place="train.evaluation.best_by", allowed="mlm_loss")
+
+    copy = shortened(run, tmp_path, to=3)
+    limit = "train.evaluation.stop_at={metric: ema.mlm_accuracy, at_least: 0}"
+    assert "ema.mlm_accuracy" in ok("pretrain", config, EMA, by_average, limit, f"run_dir={copy}")
+    manifest = json.loads((copy / "checkpoints" / str(STEPS) / "manifest.json").read_text())
+    best = read_metrics(copy, kind="validation")[-1]["ema.mlm_loss"]
+    assert manifest["score"][0] == pytest.approx(best)
+
+
 def test_verbs_use_the_average_on_request(run: Path, tmp_path: Path) -> None:
     average = params(run, ema=True)
     said = ok("export", run, tmp_path / "hf", "--ema")
@@ -129,9 +146,14 @@ def test_verbs_use_the_average_on_request(run: Path, tmp_path: Path) -> None:
     assert found == ok("fill-mask", tmp_path / "averaged", text)
     assert found != ok("fill-mask", run, text)
 
-    own = ok("evaluate", run)
-    assert ok("evaluate", run, "--ema") != own
-    evaluated = json.loads((run / "evaluations" / f"validation-{STEPS}-ema.json").read_text())
-    assert evaluated["scores"] != json.loads((run / "evaluation.json").read_text())["scores"]
+    line = read_metrics(run, kind="validation")[-1]
+    assert line["ema.mlm_loss"] != line["mlm_loss"]
+    for prefix, option, file in (
+        ("", (), "evaluation"),
+        ("ema.", ("--ema",), f"evaluations/validation-{STEPS}-ema"),
+    ):
+        ok("evaluate", run, *option)
+        scores = json.loads((run / f"{file}.json").read_text())["scores"]
+        assert scores == pytest.approx({name: line[f"{prefix}{name}"] for name in scores})
     with refuses("checkpoint.without_run", place="ema"):
         bert_jax.load(tmp_path / "hf", ema=True)
