@@ -22,6 +22,7 @@ from bert_jax.objectives.sections import CausalObjectiveSection
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.task import logits
+from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.state import define_model
 from bert_jax.workflows.objective_of_run import objective_of
 from tests.interop.hf_checkpoints import (
@@ -176,9 +177,23 @@ def switched(project: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     masked = {"kind": "roberta", "masking": {"rate": 0.4}}
     values["train"]["phases"] = [phase | {"steps": 4}, phase | {"steps": 4, "objective": masked}]
     values["train"]["checkpoint"] = {"every": 3, "keep_last": 9}
+    values["train"]["evaluation"]["at_most"] = {"mlm_loss": 9.0}
     config = write_config(folder / "run.yaml", values)
     ok("pretrain", config)
     return config, Path(run_dir)
+
+
+def test_a_limit_compares_a_loss_with_the_start_of_its_objective(
+    switched: tuple[Path, Path],
+) -> None:
+    config, run_dir = switched
+    start, causal, masked = read_metrics(run_dir, kind="validation")
+    assert start.keys() == causal.keys() | masked.keys()
+    assert start["loss"] == start["next_token_loss"]
+    assert 6 < start["mlm_loss"] < 7
+    # The total losses of two objectives differ.
+    line = refused("pretrain", config, "train.evaluation.at_most={loss: 1}")
+    says(line, key="evaluation.unknown_score", allowed=["next_token_loss", "mlm_loss"])
 
 
 def test_a_job_changes_from_causal_to_masks(tmp_path: Path, switched: tuple[Path, Path]) -> None:

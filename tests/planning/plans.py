@@ -33,14 +33,14 @@ CONFIG: dict[str, Any] = {
     "train": {
         "phases": [
             {
-                "dataset": "nowhere",
+                "dataset": {"nowhere/a": 0.8, "nowhere/b": 0.2},
                 "steps": 1000,
                 "seq_length": LENGTH,
                 "batch_size": ROWS,
                 "max_predictions": PREDICTIONS,
             }
         ],
-        "evaluation": {"every": 100, "examples": 64},
+        "evaluation": {"every": 100, "examples": 64, "dataset": "nowhere/c"},
     },
 }
 

@@ -39,6 +39,9 @@ def test_a_small_evaluation_with_room_is_not_compiled(
     assert found.fits
     (phase,) = found.phases
     assert (phase.evaluation_rows, phase.evaluation_batches) == (ROWS_AT_A_TIME, 10 * 2)
+    sets = "train.evaluation={every: 100, examples: 64, sets: {a: nowhere/a, b: nowhere/b, c: c}}"
+    found, _ = planned(monkeypatch, sets)
+    assert found.phases[0].evaluation_batches == 3 * 10 * 2
 
 
 def test_each_stage_of_a_batch_ramp_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
