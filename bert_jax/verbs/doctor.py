@@ -83,6 +83,7 @@ def config_findings(config: RunConfig, *, init_from: str | None = None) -> Itera
         pretraining_inputs,
         score_inputs,
     )
+    from bert_jax.diagnostics.overlap import check_overlap
     from bert_jax.workflows.epochs import count_epochs, describe_epochs
 
     if init_from is not None:
@@ -102,6 +103,7 @@ def config_findings(config: RunConfig, *, init_from: str | None = None) -> Itera
         yield from check_masks(
             config.train, tokenizer=config.tokenizer, objective=config.objective, seed=config.seed
         )
+        yield from check_overlap(config.train, tokenizer=config.tokenizer)
     if config.finetune is not None:
         yield from (checked(*each) for each in finetuning_inputs(config.finetune))
     if config.score is not None:

@@ -99,7 +99,7 @@ def count_epochs(train: TrainSection) -> Iterator[PhaseEpochs]:
 
 
 def _epochs_of(at: int, phase: PhaseSection) -> list[PhaseEpochs]:
-    if not all(_is_here(path) for path in phase.paths):
+    if not all(is_here(path) for path in phase.paths):
         return []
     made = {path: read_provenance(epath.Path(path)) for path in phase.paths}
     rows = {path: found.splits[_TRAIN].examples for path, found in made.items()}
@@ -123,7 +123,8 @@ def _epochs_of(at: int, phase: PhaseSection) -> list[PhaseEpochs]:
     ]
 
 
-def _is_here(path: str) -> bool:
+def is_here(path: str) -> bool:
+    """Returns whether a path is a dataset on this machine."""
     return not is_remote(path) and (epath.Path(path) / PROVENANCE_NAME).exists()
 
 

@@ -45,13 +45,17 @@ def _another(root: Path) -> None:
     [
         (_cut, "dataset.file_size", "train.phases.0.dataset"),
         (
+            lambda root: shutil.rmtree(root / "dataset48"),
+            *("dataset.missing", "train.evaluation.sets.general"),
+        ),
+        (
             lambda root: shutil.rmtree(root / "dataset32"),
             *("dataset.missing", "train.phases.0.dataset"),
         ),
         (_respell, "tokenizer.hash", "tokenizer"),
         (_another, "dataset.other_tokenizer", "train.phases.0.dataset"),
     ],
-    ids=["cut", "dataset gone", "tokenizer changed", "another"],
+    ids=["cut", "held-out set gone", "dataset gone", "tokenizer changed", "another"],
 )
 def test_incomplete_or_mismatched_data_are_refused(
     provider: Provider,
@@ -63,17 +67,19 @@ def test_incomplete_or_mismatched_data_are_refused(
     place: str,
 ) -> None:
     root = tmp_path / "data"
-    for name in ("tokenizer", "dataset32"):
+    for name in ("tokenizer", "dataset32", "dataset48"):
         shutil.copytree(project / name, root / name)
     values = yaml.safe_load(config.read_text())
     values["tokenizer"] = str(root / "tokenizer")
-    phase = values["train"]["phases"][0] | {"dataset": str(root / "dataset32")}
-    values["train"] |= {"phases": [phase]}
+    phase = values["train"]["phases"][0] | {"dataset": {str(root / "dataset32"): 1.0}}
+    sets = {"general": str(root / "dataset48")}
+    values["train"] |= {"phases": [phase], "evaluation": {"sets": sets}}
     config.write_text(yaml.safe_dump(values))
     damage(root)
     line = refused("submit", config, "--bucket", tmp_path / "b", "--yes")
     assert line.key == key
-    assert line.place.startswith(f"{place}: {root}")
+    name = f".{root / 'dataset32'}" if place.endswith("dataset") else ""
+    assert line.place.startswith(f"{place}{name}: {root}")
     assert not (tmp_path / "b").exists()
     assert provider.requests["create"] == 0
 
@@ -103,8 +109,10 @@ def test_a_job_has_no_secret_of_the_submitter(
     for launcher in ("queued-resources", "gke"):
         options = (*EIGHT, "--project", "p", "--bucket", "gs://bucket", "--launcher", launcher)
         paths = ("run_dir=r", "tokenizer=t", "mesh={}", "submit.image=i")
-        paths += tuple(f"train.phases.{at}.dataset=d" for at in range(2))
+        paths += ("train.phases.0.dataset={d: 0.7, e: 0.3}", "train.phases.1.dataset=d")
+        paths += ("train.evaluation.sets={domain: d, general: f}",)
         shown.append(ok("submit", config, *options, *paths, "--dry-run", "--full"))
+        assert all(f"gs://bucket/{name}" in shown[-1] for name in "def")
     written = [path for path in (tmp_path / "b").rglob("*") if path.is_file()]
     assert len(written) > 5
     for path in written:
@@ -121,6 +129,9 @@ def test_hosts_can_reach_every_path_of_a_run() -> None:
     train: dict[str, object] = {"phases": phases}
     values = {"run_dir": "runs/base", "tokenizer": "./tok", "train": train}
     assert for_hosts(values, "gs://b")["train"].keys() == {"phases"}
+    train["evaluation"] = {"sets": {"domain": "/c"}}
+    with refuses("submit.local_path", place="train.evaluation.sets.domain", found="/c"):
+        for_hosts(values, "gs://b")
     train["evaluation"] = {"dataset": "data/c", "every": 5}
     found = for_hosts(values, "gs://b")
     assert found["train"]["evaluation"] == {"dataset": "gs://b/data/c", "every": 5}

@@ -1,6 +1,7 @@
 """Evaluation on several held-out sets: scores, best checkpoint, rules that warn or end a run."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,33 @@ def with_provenance(source: Path, target: Path, **changes: Any) -> str:
     path = target / "provenance.json"
     path.write_text(json.dumps(sealed(unsealed(json.loads(path.read_text())) | changes)))
     return str(target)
+
+
+def test_doctor_finds_the_set_that_is_in_the_training_data(
+    config: Path, project: Path, tmp_path: Path
+) -> None:
+    made = json.loads((project / "dataset48" / "provenance.json").read_text())
+    train, validation = (made["splits"][name] for name in ("train", "validation"))
+    swapped = tmp_path / "swapped"
+    splits = {"train": validation, "validation": train}
+    with_provenance(project / "dataset48", swapped, splits=splits)
+    (swapped / "train.lengths.npy").rename(swapped / "lengths")
+    (swapped / "validation.lengths.npy").rename(swapped / "train.lengths.npy")
+    (swapped / "lengths").rename(swapped / "validation.lengths.npy")
+    weights = {str(project / "dataset32"): 0.5, str(project / "dataset48"): 0.5}
+    output = ok(
+        "doctor",
+        config,
+        f"train.phases.0.dataset={json.dumps(weights)}",
+        f"train.evaluation.sets.general={swapped}",
+    )
+    pattern = r"(ok|warn) +overlap: train.evaluation.sets.(\w+): \S+ contains (\S+)%"
+    found = re.findall(pattern, output)
+    assert [level for level, *_ in found] == ["ok", "ok", "warn", "warn"]
+    assert [name for _, name, _ in found] == ["domain", "domain", "general", "general"]
+    shares = [float(share) for *_, share in found]
+    assert shares[:2] == [0, 0]
+    assert 10 < shares[2] < shares[3] == 100
 
 
 def test_a_set_that_does_not_fit_is_named(config: Path, project: Path, tmp_path: Path) -> None:
