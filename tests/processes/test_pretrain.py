@@ -18,8 +18,8 @@ def figures(run_dir: Path) -> list[dict[str, Any]]:
     return [line for line in read_metrics(run_dir) if line["kind"] not in ("speed", "goodput")]
 
 
-def params_of(run_dir: Path) -> Any:
-    return jax.device_get(load_params(open_run(run_dir), checkpoint="last").params)
+def params_of(run_dir: Path, *, ema: bool = False) -> Any:
+    return jax.device_get(load_params(open_run(run_dir), checkpoint="last", ema=ema).params)
 
 
 def test_two_processes_train_like_one_and_skip_damage(
@@ -27,7 +27,7 @@ def test_two_processes_train_like_one_and_skip_damage(
 ) -> None:
     run = tmp_path / "run"
     clock = ("train.checkpoint.every=100000", "train.checkpoint.every_minutes=0.00001")
-    more = (f"run_dir={run}", *clock, "train.checkpoint.keep_last=9")
+    more = (f"run_dir={run}", *clock, "train.checkpoint.keep_last=9", "train.ema.decay=0.5")
     traced = "train.profile={start: 3, steps: 2}"
     with start("pretrain", config, *more, traced, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
@@ -37,6 +37,7 @@ def test_two_processes_train_like_one_and_skip_damage(
     assert [path.name.rpartition("-")[2] for path in traces] == ["0.xplane.pb", "1.xplane.pb"]
     for expected, found in zip(figures(alone), figures(run), strict=True):
         assert found.pop("kind") == expected.pop("kind")
+        found = {name: value for name, value in found.items() if not name.startswith("ema.")}
         assert found == pytest.approx(expected, rel=1e-5)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
@@ -47,6 +48,7 @@ def test_two_processes_train_like_one_and_skip_damage(
     steps = sorted(int(path.name) for path in (run / "checkpoints").iterdir())
     # Saves by time happen only at report steps, where process 0 decides by its clock.
     assert steps == [2, 4, 6, 8]
+    average = params_of(run, ema=True)
     damaged = next((run / "checkpoints" / "8" / "optimizer" / "d").iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-1])
     with start("pretrain", config, *more, count=2, directory=tmp_path) as job:
@@ -55,3 +57,4 @@ def test_two_processes_train_like_one_and_skip_damage(
     assert "checkpoint 8: optimizer/d/" in job[0].err
     assert "using 6 instead" in job[0].err
     assert "WARNING" not in job[1].err
+    jax.tree.map(np.testing.assert_array_equal, params_of(run, ema=True), average)
