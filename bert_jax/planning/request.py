@@ -17,6 +17,7 @@ from bert_jax.objectives.registry import AnyObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.section import Section
+from bert_jax.train.evaluation_section import EvaluationSection
 from bert_jax.workflows.pretraining_settings import TrainSection
 
 StepKind = Literal["train", "evaluation"]
@@ -78,12 +79,13 @@ class CompileRequest(ProgramRequest):
         mesh = sizes.model_copy(update={"slices": own.slices, "copies": own.copies})
         no_data = {"dataset": "", "mixing": None}
         phases = tuple(phase.model_copy(update=no_data) for phase in self.train.phases)
+        evaluation = self.train.evaluation
+        if evaluation is not None:
+            evaluation = EvaluationSection(batch_size=evaluation.batch_size)
         deciding = self.model_copy(
             update={
                 "mesh": mesh,
-                "train": TrainSection(
-                    phases=phases, evaluation=self.train.evaluation, ema=self.train.ema
-                ),
+                "train": TrainSection(phases=phases, evaluation=evaluation, ema=self.train.ema),
             }
         )
         return _hash(deciding.model_dump_json(), _PACKAGES)
