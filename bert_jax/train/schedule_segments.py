@@ -16,17 +16,18 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
     """
     _refuse_replaced(section.phases[0], optimizer)
     steps: list[int] = []
-    starts: list[PhaseSection] = []  # first phase of each segment
+    starts: list[tuple[str, PhaseSection]] = []  # key and first phase of each segment
     for index, phase in enumerate(section.phases):
-        _require_own_rate(phase, key=f"train.phases.{index}")
+        key = f"train.phases.{index}"
+        _require_own_rate(phase, key=key)
         if phase.learning_rate is not None or not starts:
-            starts.append(phase)
+            starts.append((key, phase))
             steps.append(phase.steps)
         else:
             steps[-1] += phase.steps
     return [
-        _segment(*each, optimizer, warmup_start=0 if at else optimizer.warmup_start)
-        for at, each in enumerate(zip(starts, steps, strict=True))
+        _segment(first, count, optimizer, key=key, warmup_start=0 if at else optimizer.warmup_start)
+        for at, ((key, first), count) in enumerate(zip(starts, steps, strict=True))
     ]
 
 
@@ -44,9 +45,12 @@ def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
 
 
 def _segment(
-    first: PhaseSection, steps: int, optimizer: OptimizerSection, *, warmup_start: int
+    first: PhaseSection, steps: int, optimizer: OptimizerSection, *, key: str, warmup_start: int
 ) -> ScheduleSegment:
-    """Returns the segment that begins with a phase. Raises UserError like `schedule_segments`."""
+    """Returns the segment that begins with a phase. Raises UserError like `schedule_segments`.
+
+    `key` is the key of the phase.
+    """
     own = first.learning_rate is not None
     peak = first.learning_rate if own else optimizer.learning_rate
     warmup = (first.warmup_steps if own else optimizer.warmup_steps) or 0
@@ -56,7 +60,7 @@ def _segment(
         raise UserError(
             "optimizer.warmup",
             f"found {rising}, allowed: at most {steps}, the steps of its schedule",
-            place="optimizer.warmup_steps",
+            place=f"{key if own else 'optimizer'}.warmup_steps",
         )
     share = optimizer.decay_fraction if first.decay_fraction is None else first.decay_fraction
     decay = None if share is None else math.floor(share * steps + 1e-9)
@@ -71,7 +75,7 @@ def _segment(
             "optimizer.decay_fraction",
             f"found {share}, which are {decay} steps after {rising} steps of warm-up, but the "
             f"schedule has only {steps} steps",
-            place="optimizer.decay_fraction",
+            place=f"{'optimizer' if first.decay_fraction is None else key}.decay_fraction",
         )
     return segment._replace(decay_steps=decay, shape=optimizer.decay)
 

@@ -209,6 +209,18 @@ def test_one_decay_spans_phases_without_rates_of_their_own() -> None:
         ({"decay": "1-sqrt"}, {}, "optimizer.decay", {"found": "1-sqrt"}),
         (
             {},
+            {"learning_rate": 1e-3, "warmup_steps": 101},
+            "optimizer.warmup",
+            {"found": 101, "place": "train.phases.0.warmup_steps"},
+        ),
+        (
+            {},
+            {"learning_rate": 1e-3, "warmup_steps": 6, "decay_fraction": 0.95},
+            "optimizer.decay_fraction",
+            {"decay": 95, "place": "train.phases.0.decay_fraction"},
+        ),
+        (
+            {},
             {"decay_fraction": 0.1},
             "phases.warmup",
             {"found": 0.1, "place": "train.phases.0.decay_fraction"},
