@@ -38,7 +38,7 @@ def test_committed_configurations_round_trip(path: Path, tmp_path: Path) -> None
     assert sum(stretch.steps for stretch in schedule_segments(config.train, config.optimizer)) == (
         config.train.total_steps
     )
-    if path.stem == "continue":
+    if path.parts[-2:] == ("new", "adapt.yaml"):
         return  # the checkpoint has the sizes
     architecture = config.model.resolve(vocab_size=30522)
     assert architecture.vocab_size == 30522
@@ -102,7 +102,7 @@ def test_new_writes_an_accepted_commented_configuration(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tuning, training = {"table", "glue", "ner", "squad", "embedding"}, {"laptop", "pretrain"}
-    kinds = tuning | training | {"modernbert", "continue", "score"}
+    kinds = tuning | training | {"modernbert", "adapt", "score"}
     for kind in kinds:
         done = CliRunner().invoke(cli, ["new", kind])
         assert done.exit_code == 0, done.output

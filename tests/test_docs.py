@@ -22,7 +22,9 @@ from bert_jax.files.yaml_file import parse_yaml
 from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.text.vocabulary import SPECIAL_PIECES
+from bert_jax.train.metrics_writer import VALIDATION, read_metrics
 from tests.browser import render
+from tests.corpus import write_corpus
 from tests.interop.hf_checkpoints import hf_config, hf_model, save
 from tests.project import ROOT
 
@@ -121,23 +123,29 @@ def test_every_step_from_a_checkpoint_to_its_export_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_python_docs(tmp_path / "data" / "text", max_bytes=250_000)
+    write_python_docs(tmp_path / "text" / "domain", max_bytes=250_000)
+    (tmp_path / "text" / "general").mkdir()
+    write_corpus(tmp_path / "text" / "general" / "a.txt", documents=range(99))
+    rows = (f"{number} mills,a\n{number} dogs,b\n" for number in range(40))
+    Path("rows.csv").write_text("text,label\n" + "".join(rows))
     # Every word has the pieces of its characters.
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     vocabulary = [*SPECIAL_PIECES, *characters, *(f"##{each}" for each in characters)]
     config = hf_config(vocab_size=len(vocabulary), num_hidden_layers=1, max_position_embeddings=128)
     save(hf_model(BertForPreTraining, config), Path("start"))
     Path("start/vocab.txt").write_text("\n".join(vocabulary))
-    assert _follow("howto/continue.md") == [
-        *("import", "vocab", "examples", "doctor", "pretrain", "evaluate", "fill-mask", "export"),
-        "python",
+    assert _follow("howto/adapt.md") == [
+        *("import", "vocab", "examples", "examples", "doctor", "pretrain", "average", "evaluate"),
+        *("evaluate", "fill-mask", "export", "python", "finetune", "finetune"),
     ]
+    first, *_, last = read_metrics(Path("runs/adapted"), kind=VALIDATION)
+    assert {"domain.mlm_loss", "general.mlm_loss"} <= first.keys() & last.keys()
     pieces, word = capsys.readouterr().out.splitlines()[-1].split(maxsplit=1)
     assert len(vocabulary) < int(pieces) <= len(vocabulary) + 1000
     assert word
-    # `bert-jax new continue` writes the same settings.
-    (page,) = (text for _, name, text in _FENCE.findall(_page("howto/continue.md")) if name)
-    assert parse_yaml(page, "page") == parse_yaml(read_packaged("new/continue"), "new")
+    # `bert-jax new adapt` writes the same settings.
+    page, _ = (text for _, name, text in _FENCE.findall(_page("howto/adapt.md")) if name)
+    assert parse_yaml(page, "page") == parse_yaml(read_packaged("new/adapt"), "new")
 
 
 def test_every_step_from_a_classifier_to_a_filtered_dataset_works(
@@ -252,6 +260,7 @@ FEWER = (
     ("steps: 1000\n      seq_length: 64\n", "steps: 600\n      seq_length: 64\n"),
     ("{every: 500}", "{every: 200}"),
     ("steps: 1000\n", "steps: 8\n"),
+    ("steps: 500\n", "steps: 8\n"),
     ("steps: 100\n", "steps: 4\n"),
     ("every: 500", "every: 4"),
     ("num_hidden_layers: 4", "num_hidden_layers: 2"),

@@ -17,7 +17,7 @@ def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
 
     Args:
         kind: "table", "glue", "ner", "squad" or "embedding" for fine-tuning; "laptop", "pretrain",
-            "modernbert" or "continue" for pretraining; "score" to run a model over a corpus.
+            "modernbert" or "adapt" for pretraining; "score" to run a model over a corpus.
         path: path of the new file. Default: ``KIND.yaml`` in the working directory.
         force: replace an existing file.
 
