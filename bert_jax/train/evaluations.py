@@ -185,6 +185,7 @@ class Evaluations:
         output.display.evaluated(progress.step, scores, remark)
         if progress.position is None:
             progress.start = {**scores}
+            check_start(self._spec, progress)
         score = self._spec.selection.score(scores, phase=progress.phase, data=phase.validation)
         self._tracker.record_evaluation(scores, score)
         return score
@@ -220,9 +221,8 @@ class Evaluations:
 
 
 def check_start(spec: TrainSpec, progress: TrainProgress) -> None:
-    """Raises UserError if a resumed run has no start for `at_most`."""
-    missing = spec.intervals.at_most.keys() - progress.start.keys()
-    if missing and progress.position is not None:
+    """Raises UserError if the start lacks scores that `at_most` compares."""
+    if missing := spec.intervals.at_most.keys() - progress.start.keys():
         raise UserError(
             "evaluation.no_start",
             f"found {commas(sorted(missing))}, but {spec.run_dir} has no such score before its "

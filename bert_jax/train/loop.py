@@ -61,7 +61,8 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     with watch.on("restore"), doing("making or restoring the state"):
         rollbacks = RollbackLog(spec.run_dir)
         state, progress = restore_or_initialise(spec, abstract, rollbacks, say=warn_aloud)
-    check_start(spec, progress)
+    if progress.position is not None:
+        check_start(spec, progress)
     spec.write_config(spec.run_dir)
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
