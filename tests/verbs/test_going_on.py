@@ -21,8 +21,9 @@ from tests.project import invoke, ok, one_phase, refused, write_config
 
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of eight steps that evaluates and saves every four steps."""
-    evaluation, checkpoint = {"every": 4, "examples": 24}, {"every": 4}
+    """A run of eight steps that evaluates two sets, and saves, every four steps."""
+    sets = dict.fromkeys(("first", "second"), str(project / "dataset32"))
+    evaluation, checkpoint = {"every": 4, "examples": 24, "sets": sets}, {"every": 4}
     values = one_phase(project, steps=8, evaluation=evaluation, checkpoint=checkpoint, log_every=1)
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
 
@@ -60,9 +61,9 @@ def test_an_interrupted_evaluation_is_made_up_for(
 ) -> None:
     run_dir, batches = tmp_path / "run", []
 
-    def signal_at_the_second() -> None:
+    def signal_in_the_second_set() -> None:
         batches.append(len(batches))
-        if len(batches) == 2:
+        if len(batches) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
             while not STOP.name:  # wait for the signal thread
                 time.sleep(0.001)
@@ -70,11 +71,11 @@ def test_an_interrupted_evaluation_is_made_up_for(
 
     between_batches = STOP.between_batches
     with monkeypatch.context() as patched:
-        patched.setattr(STOP, "between_batches", signal_at_the_second)
+        patched.setattr(STOP, "between_batches", signal_in_the_second_set)
         result = invoke("pretrain", config, f"run_dir={run_dir}")
     assert result.exit_code == 3, result.output
     assert "stopped at step 4, saved" in result.output
-    assert len(batches) == 2
+    assert len(batches) == 5
     assert not read_metrics(run_dir, kind="validation")
     with monkeypatch.context() as patched:  # end after the evaluation
         patched.setattr(StepTracker, "remaining_phases", die)
