@@ -146,6 +146,7 @@ if TYPE_CHECKING:
     from bert_jax.verbs.plan import plan
     from bert_jax.verbs.predict import Predictions, predict
     from bert_jax.verbs.pretrain import pretrain
+    from bert_jax.verbs.report import write_report
     from bert_jax.verbs.score import score
     from bert_jax.verbs.status import status
     from bert_jax.verbs.stop import stop
@@ -157,7 +158,7 @@ if TYPE_CHECKING:
 # The verbs.
 __all__ = ["average", "demo", "doctor", "evaluate", "examples", "export", "features", "fill_mask"]
 __all__ += ["finetune", "import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pretrain"]
-__all__ += ["score", "status", "stop", "submit", "vocab", "watch"]
+__all__ += ["score", "status", "stop", "submit", "vocab", "watch", "write_report"]
 # A configuration and its sections.
 __all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config"]
 __all__ += ["AlbertArchitecture", "AlbertArchitectureChanges", "AlbertSection"]

@@ -12,7 +12,7 @@ from bert_jax.errors import UserError, commas, did_you_mean
 _STAGES: Final = {
     "Prepare data": ("new", "vocab", "examples"),
     "Train": ("pretrain", "finetune", "demo"),
-    "Use": ("evaluate", "predict", "score", "fill-mask", "features"),
+    "Use": ("evaluate", "report", "predict", "score", "fill-mask", "features"),
     "Convert": ("import", "export", "average"),
     "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
     "Check": ("doctor",),
@@ -26,6 +26,7 @@ _EXAMPLES: Final = {
     "finetune": ("finetune table.yaml finetune.init_from=runs/mine --seeds 3", "finetune"),
     "demo": ("demo --dir runs/demo", "tutorial"),
     "evaluate": ("evaluate runs/mine --checkpoint best", "tutorial"),
+    "report": ("report runs/a runs/b --output comparison.html", "tutorial"),
     "predict": ("predict runs/table predictions.csv --input new.csv", "finetune"),
     "score": ("score score.yaml", "howto/label-a-crawl"),
     "fill-mask": ('fill-mask runs/mine "The [MASK] is open."', "tutorial"),

@@ -1,4 +1,4 @@
-"""The verbs `new`, `vocab`, `examples`, `pretrain`, `evaluate`, `fill-mask` and `demo`."""
+"""The verbs `new`, `vocab`, `examples`, `pretrain`, `evaluate`, `fill-mask`, `report`, `demo`."""
 
 import sys
 from typing import Any
@@ -141,6 +141,30 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], **options: Any) -> None:
     with base.starting_jax():
         from bert_jax.verbs.fill_mask import fill_mask as run
     run(run_dir, texts, console=Console(), **options)
+
+
+@base.cli.command()
+@click.argument("runs", type=base.PATH, nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--output",
+    type=base.PATH,
+    metavar="FILE",
+    help="Page to write. [default: RUN/report.html; of several runs comparison.html]",
+)
+@base.verb
+@base.first_process_only
+def report(runs: tuple[str, ...], output: str | None) -> None:
+    """Write a page about a pretraining run, or compare several.
+
+    The page has curves, scores, filled masks and settings. `pretrain` writes it at its end.
+    """
+    from rich.console import Console
+
+    for run_dir in runs:
+        base.require_run(run_dir)
+    with base.starting_jax(on_cpu=True):
+        from bert_jax.verbs.report import write_report as run
+    run(runs, output=output, console=Console())
 
 
 @base.cli.command()

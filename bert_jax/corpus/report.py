@@ -12,8 +12,8 @@ from bert_jax.corpus.run import ScoreResult
 from bert_jax.corpus.score_part import PartRecord
 from bert_jax.corpus.summary import BIN, CorpusSummary, Histogram, value_column
 from bert_jax.files.atomic import write_whole
-from bert_jax.report.charts import Chart, histogram
-from bert_jax.report.rendering import SHOWN, Cell, Share, flat, render_page
+from bert_jax.report.charts import histogram
+from bert_jax.report.rendering import SHOWN, Cell, Chart, Share, flat, render_page
 from bert_jax.version import __version__
 
 REPORT: Final = "_report.html"

@@ -62,7 +62,14 @@ class MaskFiller:
 
         Raises UserError if a text has no [MASK], or more pieces than the model has positions.
         """
-        encoded = [_encode(text, self._tokenizer) for text in texts]
+        filled = self.fill([_encode(text, self._tokenizer) for text in texts])
+        return list(map(Filled, texts, filled))
+
+    def fill(self, encoded: Sequence[Sequence[int]]) -> list[list[list[Candidate]]]:
+        """Returns the candidates for every mask of every text, given as ids.
+
+        Raises UserError if a text has more pieces than the model has positions.
+        """
         longest = max(map(len, encoded), default=0)
         if longest > self._positions:
             raise UserError(
@@ -94,7 +101,7 @@ class MaskFiller:
                     for found, chances in zip(ids, probabilities, strict=True)
                 ]
                 filled[row] = candidates[: len(masks[row])]
-        return [Filled(text, filled[row]) for row, text in enumerate(texts)]
+        return [filled[row] for row in range(len(encoded))]
 
 
 @made_once

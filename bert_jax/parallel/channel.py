@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import PeerLost, UserError, commas, first_line
@@ -256,8 +256,19 @@ def _flush() -> None:
 
 
 _channels: list[Channel] = []
+_alone: Final = threading.local()
 
 
 def current_channel() -> Channel | None:
-    """Returns this process's channel, or None if the job has one process."""
-    return _channels[0] if _channels else None
+    """Returns this process's channel, or None if the job has one process, or in `alone`."""
+    return _channels[0] if _channels and not hasattr(_alone, "block") else None
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Lets this thread read files in the block as if the job had one process."""
+    _alone.block = True
+    try:
+        yield
+    finally:
+        del _alone.block

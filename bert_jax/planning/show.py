@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -17,11 +17,8 @@ from bert_jax.planning.planning import QUICK_NOTE
 from bert_jax.planning.prices import Prices
 from bert_jax.planning.request import host_versions
 from bert_jax.planning.summary import NOTHING, dollars, duration, verdict
-from bert_jax.report.charts import Chart, bar_chart
-from bert_jax.report.rendering import render_page
-
-HTML_PAGE: Final = "plan.html"
-"""Name of the page's template."""
+from bert_jax.report.charts import bar_chart
+from bert_jax.report.rendering import Part, render_page
 
 
 def show_plans(
@@ -85,14 +82,6 @@ def printed_table(of: summary.Rows, *, narrow: bool = False) -> Table:
     return table
 
 
-class PagePart(NamedTuple):
-    """A section of the page."""
-
-    title: str
-    charts: Sequence[Chart]
-    tables: Sequence[summary.Rows]
-
-
 def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
     """Returns a self-contained HTML page of the plans of a run. `plans` must not be empty."""
     times, memory = [], []  # bars of the charts
@@ -106,15 +95,15 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
     of_time = [bar_chart("Time of a step by kind of work", times, unit="ms")] if times else []
     of_memory = [bar_chart("HBM of a chip", memory, unit="GiB")] if memory else []
     sections = [
-        PagePart("Summary", [], [summary.summary(plans, prices)]),
-        PagePart("Time and cost", of_time, [summary.work(plans, prices)]),
-        PagePart("Memory", of_memory, [summary.memory(plans)]),
-        PagePart("Collectives", [], [summary.collectives(plans)]),
-        PagePart("Settings that fit", [], [summary.suggestions(plans)]),
-        PagePart("Cycles", [], list(summary.cycles(plans))),
+        Part("Summary", [summary.summary(plans, prices)]),
+        Part("Time and cost", [summary.work(plans, prices)], of_time, is_wide=True),
+        Part("Memory", [summary.memory(plans)], of_memory, is_wide=True),
+        Part("Collectives", [summary.collectives(plans)]),
+        Part("Settings that fit", [summary.suggestions(plans)]),
+        Part("Cycles", list(summary.cycles(plans))),
     ]
     return render_page(
-        HTML_PAGE,
+        "parts.html",
         title=f"Plan of {title}",
         about=" ".join(
             [

@@ -11,9 +11,9 @@ from bert_jax.parallel.accelerators import GIB
 from bert_jax.planning import summary
 from bert_jax.planning.inference import InferencePlan
 from bert_jax.planning.prices import Prices
-from bert_jax.planning.show import HTML_PAGE, PagePart, printed_table
+from bert_jax.planning.show import printed_table
 from bert_jax.planning.summary import NOTHING, dollars, duration
-from bert_jax.report.rendering import render_page
+from bert_jax.report.rendering import Part, render_page
 
 
 def verdict(found: InferencePlan, prices: Prices) -> str:
@@ -83,14 +83,14 @@ def show(
 def render(plans: Sequence[InferencePlan], prices: Prices, *, title: str) -> str:
     """Returns a self-contained HTML page of plans. `plans` must not be empty."""
     return render_page(
-        HTML_PAGE,
+        "parts.html",
         title=f"Plan of {title}",
         about=" ".join(f"{each.name}, {verdict(each, prices)}" for each in plans),
         figures=[],
         footer=f"{summary.compiler(plans[0].versions)} {_sources(prices)}",
         parts=[
-            PagePart("Summary", [], [rates(plans, prices)]),
-            PagePart("Cycles", [], _cycles(plans)),
+            Part("Summary", [rates(plans, prices)]),
+            Part("Cycles", _cycles(plans)),
         ],
         notes=[],
     )

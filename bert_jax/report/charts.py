@@ -11,22 +11,22 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.report.rendering import clip, number, percentage, render_fragment
+from bert_jax.report.rendering import Chart, Spec, clip, number, percentage, render_fragment
 
-POINTS: Final = 500  # maximum number of points in a series; longer series are averaged
+POINTS: Final = 500  # maximum number of points in a series; longer series keep their extremes
 DOTTED: Final = 40  # maximum number of points in a series that is drawn with dots
-STYLES: Final = 4  # number of line styles: the maximum number of series in a chart
+STYLES: Final = 4  # number of colours, and of line styles
+LINES: Final = STYLES**2  # maximum number of series in a line chart
+DASHES: Final = ((1, 0), (7, 5), (2, 5), (10, 4, 2, 4))
 CLOUD: Final = 2000  # maximum number of points in a scatter plot
 BARS: Final = 40  # number of bars in `distributions`
 LEGEND: Final = 24  # characters of all names in a legend of one row
 EDGE: Final = 0.2  # share of the width beside an edge in which a label would not fit centred
 NAMED: Final = 120  # maximum number of characters of a point's name in a map
-
-Spec: TypeAlias = dict[str, Any]
 
 
 class Series(NamedTuple):
@@ -43,29 +43,41 @@ class Series(NamedTuple):
         return max(self.points, key=lambda point: (point[1], point[0] == self.kept))
 
 
-class Chart(NamedTuple):
-    """A chart, as the templates show it."""
+class Mark(NamedTuple):
+    """A named vertical line in a line chart, or a symbol on its x axis."""
 
-    title: str
-    label: str  # description for screen readers, also shown without JavaScript
-    spec: Spec
-    remarks: Sequence[str] = ()
+    x: float
+    text: str
+    event: str = ""  # what the symbol `text` means; empty for a line
 
 
 def line_chart(
-    title: str, series: Sequence[Series], *, x_label: str = "step", percent: bool = False
+    title: str,
+    series: Sequence[Series],
+    *,
+    x_label: str = "step",
+    percent: bool = False,
+    marks: Sequence[Mark] = (),
+    levels: Sequence[tuple[float, str]] = (),
 ) -> Chart:
-    """Returns a line chart with a common x axis. With `percent`, shows 0.5 as 50%.
+    """Returns a line chart with a common x axis.
 
-    Omits non-finite values and averages long series; `Chart.remarks` reports both changes. Requires
-    at most `STYLES` series, each with at least one finite point.
+    Omits non-finite values, and points of long series; `Chart.remarks` reports both changes.
+
+    Args:
+        title: title of the chart.
+        series: at most `LINES` series, each with at least one finite point.
+        x_label: name of the x axis.
+        percent: whether to show 0.5 as 50%.
+        marks: lines and symbols at places on the x axis.
+        levels: y and name of horizontal lines.
     """
     shown = percentage if percent else number
     lines, remarks = zip(*map(_readable, series), strict=True)
     best = [line.best for line in lines if line.marks_best]
     spec = chart_spec(
         "line",
-        names=[line.name for line in lines],
+        **_styles(lines),
         values=[{"x": x, "y": y, "line": line.name} for line in lines for x, y in line.points],
         dotted=[line.name for line in lines if len(line.points) <= DOTTED],
         best=[
@@ -73,10 +85,39 @@ def line_chart(
         ],
         x_label=x_label,
         percent=percent,
-        columns=1 if sum(len(line.name) for line in lines) > LEGEND else 0,
+        rules=[mark._asdict() | _side(mark.x, lines) for mark in marks if not mark.event],
+        events=[mark._asdict() for mark in marks if mark.event],
+        levels=[{"y": y, "text": text} for y, text in levels],
     )
-    label = f"{title}: " + "; ".join(_in_words(line, shown) for line in lines)
+    words = [_in_words(line, shown) for line in lines]
+    label = f"{title}: " + "; ".join([*words, *(f"{text} {shown(y)}" for y, text in levels)])
     return Chart(title, label, spec, list(itertools.chain(*remarks)))
+
+
+def path_chart(
+    title: str, series: Sequence[Series], *, x_label: str, y_label: str, remark: str
+) -> Chart:
+    """Returns a chart of paths in a plane, with a line at 0 of each axis.
+
+    Args:
+        title: title of the chart.
+        series: at most `LINES` paths of finite points, in the order of the path.
+        x_label: name of the x axis.
+        y_label: name of the y axis.
+        remark: sentence about the axes.
+    """
+    values = [
+        {"x": x, "y": y, "line": line.name, "at": at}
+        for line in series
+        for at, (x, y) in enumerate(line.points)
+        if at % math.ceil(len(line.points) / POINTS) == 0 or at == len(line.points) - 1
+    ]
+    ends = list({row["line"]: row for row in values}.values())
+    spec = chart_spec(
+        "path", **_styles(series), values=values, ends=ends, x_label=x_label, y_label=y_label
+    )
+    words = [f"{end['line']} ends at {number(end['x'])}, {number(end['y'])}" for end in ends]
+    return Chart(title, f"{title}: {'; '.join(words)}", spec, [remark])
 
 
 def scatter(title: str, values: np.ndarray, *, x_label: str, y_label: str, worst: int) -> Chart:
@@ -225,17 +266,33 @@ def _rows(points: np.ndarray) -> list[dict[str, float]]:
     return [{"x": float(f"{x:.5g}"), "y": float(f"{y:.5g}")} for x, y in points.tolist()]
 
 
+def _styles(lines: Sequence[Series]) -> dict[str, Any]:
+    """Returns the names, colours and dashes of lines, and the number of columns of the legend."""
+    names = [line.name for line in lines]
+    return {
+        "names": names,
+        "colours": [f"var(--series-{at % STYLES})" for at in range(len(names))],
+        "dashes": [DASHES[(at + at // STYLES) % STYLES] for at in range(len(names))],
+        "columns": 1 if sum(map(len, names)) > LEGEND else 0,
+    }
+
+
 def _readable(series: Series) -> tuple[Series, list[str]]:
-    """Returns the finite points, averaged if above `POINTS`, and remarks on both changes."""
+    """Returns the finite points, at most `POINTS`, and remarks on the omitted ones.
+
+    A long series keeps its first and last point, and the lowest and highest of each part.
+    """
     points = [point for point in series.points if math.isfinite(point[1])]
     remarks = []
     if missing := len(series.points) - len(points):
         remarks.append(f"{series.name}: omitted {missing:,} values that are not finite.")
-    if len(points) > POINTS and not series.marks_best:
-        size = math.ceil(len(points) / POINTS)
-        groups = [points[start : start + size] for start in range(0, len(points), size)]
-        points = [(group[-1][0], float(np.mean([y for _, y in group]))) for group in groups]
-        remarks.append(f"{series.name}: each point is the mean of {size} values.")
+    if (total := len(points)) > POINTS:
+        values = np.array([y for _, y in points])
+        kept = {0, total - 1}
+        for part in np.array_split(np.arange(total), POINTS // 2 - 1):
+            kept |= {int(part[values[part].argmin()]), int(part[values[part].argmax()])}
+        points = [points[at] for at in sorted(kept)]
+        remarks.append(f"{series.name}: {len(points):,} of {total:,} points, with all extremes.")
     return series._replace(points=points), remarks
 
 
@@ -245,6 +302,12 @@ def _in_words(line: Series, shown: Callable[[float], str]) -> str:
     if line.marks_best:
         words += f", best {shown(line.best[1])} at {number(line.best[0])}"
     return words
+
+
+def _side(x: float, lines: Sequence[Series]) -> dict[str, str | int]:
+    """Returns the alignment and distance of a label beside a vertical line at `x`."""
+    is_left = _align(x, lines) == "right"
+    return {"align": "right" if is_left else "left", "dx": -4 if is_left else 4}
 
 
 def _align(x: float, lines: Sequence[Series]) -> str:

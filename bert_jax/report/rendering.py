@@ -37,6 +37,41 @@ class Share(NamedTuple):
 Cell: TypeAlias = str | float | Share  # cell of a table
 Record: TypeAlias = Mapping[str, Any]  # example with its label and prediction
 View: TypeAlias = dict[str, Any]  # variables of a template; `template` is its name
+Spec: TypeAlias = dict[str, Any]  # specification of a chart in Vega-Lite
+
+
+class Chart(NamedTuple):
+    """A chart, as the templates show it."""
+
+    title: str
+    label: str  # description for screen readers, also shown without JavaScript
+    spec: Spec
+    remarks: Sequence[str] = ()
+
+
+class Table(NamedTuple):
+    """A table. Its first column has the names of the rows."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    best: int | None = None  # index of the best row
+
+    @property
+    def marks(self) -> list[str]:
+        """The CSS class of each row, or ""."""
+        return ["best" if at == self.best else "" for at in range(len(self.rows))]
+
+
+class Part(NamedTuple):
+    """A section of a page of ``parts.html``."""
+
+    title: str
+    tables: Sequence[Any] = ()  # `Table`s, or other objects with title, headings and rows
+    charts: Sequence[Chart] = ()
+    is_wide: bool = False  # whether a chart has the whole width of the page
+    examples: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # texts with named values
+    note: str = ""
 
 
 class Selection(NamedTuple):
@@ -163,7 +198,14 @@ def plain(value: Any) -> str:
 
 def is_share(score: str) -> bool:
     """Returns whether a score is shown as a percentage, as the console shows it."""
-    return score.endswith("accuracy")
+    return score.endswith(("accuracy", "mfu", "input_share"))
+
+
+def score_cell(score: str, value: Any) -> Cell:
+    """Returns the cell of a score: a number, a percentage, or a dash for no number."""
+    if not isinstance(value, int | float):
+        return "–"
+    return Share(value) if is_share(score) else value
 
 
 def showing(shown: int, total: int, noun: str, tail: str = "") -> str:

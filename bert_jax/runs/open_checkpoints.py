@@ -107,8 +107,7 @@ def load_params(
     mesh = mesh or open_mesh()
 
     def read(checkpoints: Checkpointer) -> LoadedParams:
-        alone = not mesh.is_multi_process
-        step, wrote, phase = find_checkpoint(run, checkpoints, checkpoint, alone=alone)
+        step, wrote, phase = find_checkpoint(run, checkpoints, checkpoint)
         if ema and not checkpoints.on_disk.has(step, EMA):
             raise no_ema(run)
         model, item = define(wrote), EMA if ema else PARAMS
@@ -147,16 +146,12 @@ class FoundCheckpoint(NamedTuple):
     phase: int  # number of that phase; −1 if it is unknown
 
 
-def find_checkpoint(
-    run: Run, checkpoints: Checkpointer, asked: str, *, alone: bool = False
-) -> FoundCheckpoint:
+def find_checkpoint(run: Run, checkpoints: Checkpointer, asked: str) -> FoundCheckpoint:
     """Finds a run's checkpoint. `asked` is as for `load_params`.
 
-    `alone`: whether one process of a job reads the checkpoint. Raises UserError if there is no such
-    checkpoint, or other processes find another run.
+    Raises UserError if there is no such checkpoint, or other processes find another run.
     """
-    if not alone:
-        require_same_run(run)
+    require_same_run(run)
     if asked == "auto":
         ranked = run.is_fine_tuned and checkpoints.on_disk.best() is not None
         asked = "best" if ranked else "last"

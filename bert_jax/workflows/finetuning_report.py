@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from bert_jax.report.finetuning.attention import AttentionMaps, attention_view
 from bert_jax.report.finetuning.embeddings import VectorSample
 from bert_jax.report.finetuning.page import ReportInputs, render
 from bert_jax.runs.open_checkpoints import LoadedParams
-from bert_jax.runs.run_directory import Run
+from bert_jax.runs.run_directory import REPORT, Run
 from bert_jax.task import Batch, Params
 from bert_jax.tasks.batches import collate_inputs
 from bert_jax.tasks.family import Family, Record, Split
@@ -25,8 +25,6 @@ from bert_jax.tasks.squad.scores import overlap_f1
 from bert_jax.tasks.tokens.entities import entity_report
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.state import ModelDefinition
-
-REPORT: Final = "report.html"
 
 # By default, the report shows the attention of a dev row with a number of tokens in this range.
 SHORTEST, LONGEST = 8, 32

@@ -12,18 +12,20 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.errors import UserError, did_you_mean, one_of
+from bert_jax.files.atomic import refusal_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.narration import doing, narrator_of
 from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import Schedule, pretraining_schedule
+from bert_jax.parallel.channel import alone
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.execution import execution_on
 from bert_jax.runs.lock import hold_run
 from bert_jax.runs.open_checkpoints import find_checkpoint, read_checkpoints, write_checkpoints
-from bert_jax.runs.run_directory import CONFIG, claim_run, open_run, write_run
+from bert_jax.runs.run_directory import CONFIG, REPORT, claim_run, open_run, write_run
 from bert_jax.runs.settings import describe
 from bert_jax.task import Objective, Params
 from bert_jax.text import load_tokenizer
@@ -31,15 +33,17 @@ from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.evaluation_section import EvaluationSection, score_name
 from bert_jax.train.frozen import FrozenParams, initial_params, load_frozen
 from bert_jax.train.loop import Outcome, train
+from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.schedule_segments import schedule_segments
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
 from bert_jax.train.state import DrawParams, abstract_params, define_model
 from bert_jax.train.trackers import require_trackers
-from bert_jax.workflows.epochs import describe_epochs
+from bert_jax.workflows.epochs import PhaseEpochs, describe_epochs
 from bert_jax.workflows.initial_generator import restorable, with_generator
 from bert_jax.workflows.initial_model import INIT_FROM, find_initial, inherit
 from bert_jax.workflows.mlperf import check_mlperf, open_mlperf_log
 from bert_jax.workflows.phases import OpenedPhase, PhaseOpener
+from bert_jax.workflows.pretraining_report import write_report
 from bert_jax.workflows.pretraining_settings import PretrainSettings
 from bert_jax.workflows.resume_rules import DataFingerprints, check_resume
 
@@ -85,7 +89,30 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
         spec = _train_spec(
             run, schedule, opened, root, checkpoints, check_lock, origin=origin, console=console
         )
-        return train(spec, console=console)
+        outcome = train(spec, console=console)
+        if not outcome.interrupted and jax.process_index() == 0:
+            epochs = [each for found in opened for each in found.epochs]
+            _write_report(root, epochs, run.cache, say=say)
+        return outcome
+
+
+def _write_report(
+    root: epath.Path,
+    epochs: Sequence[PhaseEpochs],
+    cache: DatasetCache,
+    *,
+    say: Callable[[str], None],
+) -> None:
+    """Writes the run's report. A failure is a warning, because the run itself is complete."""
+
+    def write() -> None:
+        with alone():
+            write_report({root.name: open_run(root)}, root / REPORT, epochs=epochs, cache=cache)
+
+    if (reason := refusal_of(write)) is None:
+        say(f"report: {root / REPORT}")
+    else:
+        warn_aloud(f"no {REPORT}: {reason}. `bert-jax report {root}` writes it again")
 
 
 def _prepare(

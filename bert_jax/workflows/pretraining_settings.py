@@ -70,6 +70,8 @@ class TrainSection(sections.TrainSection):
         min_length=1
     )
     """Consecutive phases, each with its own dataset, row length and batch size."""
+    report_texts: int = pydantic.Field(default=4, ge=0, le=100)
+    """Number of texts of each held-out set that `report.html` shows with filled masks. 0: none."""
     mlperf: MlperfSection | None = None
     """Writes the log of MLPerf Training's BERT benchmark, `mlperf.log`. null: no log."""
 

@@ -1,16 +1,18 @@
 import numpy as np
 
 from bert_jax.report.charts import (
+    LINES,
     POINTS,
-    Chart,
+    Mark,
     Series,
-    Spec,
     bar_chart,
     distributions,
     histogram,
     line_chart,
+    path_chart,
     point_map,
 )
+from bert_jax.report.rendering import Chart, Spec
 
 
 def points(spec: Spec) -> list[tuple[float, float]]:
@@ -64,11 +66,40 @@ def test_nonfinite_values_are_omitted_and_reported() -> None:
     assert best(made)[0]["text"] == "best 1.0000"
 
 
-def test_a_long_line_is_averaged_with_its_mean_kept() -> None:
+def test_a_long_line_keeps_its_ends_and_extremes() -> None:
     size = 4 * POINTS
-    made = line_chart("Loss", [Series("a", [(at, float(at % 2)) for at in range(size)])])
-    assert list(made.remarks) == ["a: each point is the mean of 4 values."]
-    assert points(made.spec) == [(4 * at + 3, 0.5) for at in range(POINTS)]
+    values = np.sin(np.arange(size) / 50)
+    values[[777, 1234]] = 9, -9
+    made = line_chart("Loss", [Series("a", list(enumerate(values.tolist())))])
+    kept = points(made.spec)
+    assert len(kept) <= POINTS
+    assert {(0, 0.0), (777, 9), (1234, -9), (size - 1, values[-1])} <= set(kept)
+    assert kept == [(x, values[x]) for x in sorted(x for x, _ in kept)]
+    assert list(made.remarks) == [f"a: {len(kept)} of 2,000 points, with all extremes."]
+
+
+def test_marks_and_levels_are_drawn_and_many_lines_differ() -> None:
+    lines_ = [Series(f"run {at}", [(0, 1.0), (10, 0.5)]) for at in range(LINES)]
+    marks = [Mark(1, "phase 1"), Mark(9, "phase 2"), Mark(4, "✕", "bad step: skip")]
+    made = line_chart("Loss", lines_, marks=marks, levels=[(1.0, "start")])
+    found = best(made)
+    assert [(row["text"], row.get("align")) for row in found] == [
+        ("start", None), ("phase 1", "left"), ("phase 2", "right"), ("✕", None)
+    ]  # fmt: skip
+    assert made.label.endswith("; start 1.0000")
+    line = lines(made)["layer"][0]["encoding"]["strokeDash"]["scale"]["range"]
+    colours = lines(made)["encoding"]["color"]["scale"]["range"]
+    assert len({(str(dash), colour) for dash, colour in zip(line, colours, strict=True)}) == LINES
+
+
+def test_a_path_keeps_its_order_and_end() -> None:
+    steps = [(float(at % 7), -float(at)) for at in range(4 * POINTS + 1)]
+    made = path_chart("a", [Series("run", steps)], x_label="x", y_label="y", remark="")
+    kept = points(made.spec)
+    assert len(kept) <= POINTS + 2
+    assert [y for _, y in kept] == sorted((y for _, y in kept), reverse=True)
+    assert (kept[0], kept[-1]) == (steps[0], steps[-1])
+    assert "run ends at 5" in made.label
 
 
 def test_bars_are_stacked_and_described() -> None:

@@ -22,7 +22,7 @@ from bert_jax.report.finetuning.tokens import labelled_words
 from bert_jax.report.rendering import (
     Cell,
     Record,
-    Share,
+    Table,
     View,
     flat,
     is_share,
@@ -30,6 +30,7 @@ from bert_jax.report.rendering import (
     percentage,
     plain,
     render_page,
+    score_cell,
 )
 
 
@@ -59,16 +60,6 @@ class ReportInputs(NamedTuple):
     samples: Mapping[str, VectorSample] = {}
 
 
-class _Table(NamedTuple):
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    best: int | None = None  # index of the best row
-
-    @property
-    def marks(self) -> list[str]:
-        return ["best" if at == self.best else "" for at in range(len(self.rows))]
-
-
 def render(inputs: ReportInputs) -> str:
     """Returns the report as one self-contained HTML document."""
     ranked = _ranked(inputs)
@@ -81,10 +72,9 @@ def render(inputs: ReportInputs) -> str:
         footer="Written by bert_jax. This file is self-contained.",
         inputs=inputs,
         charts=_charts(inputs, ranked),
-        ranked=ranked,
         evaluations=_evaluations(inputs, ranked),
         scores=[
-            [name, *(_cell(name, own.get(name)) for own in inputs.scores.values())]
+            [name, *(score_cell(name, own.get(name)) for own in inputs.scores.values())]
             for name in names
         ],
         splits=[_split(inputs, name, records) for name, records in inputs.records.items()],
@@ -153,7 +143,7 @@ def _charts(inputs: ReportInputs, ranked: Sequence[str]) -> list[Chart]:
     return charts
 
 
-def _evaluations(inputs: ReportInputs, ranked: Sequence[str]) -> _Table | None:
+def _evaluations(inputs: ReportInputs, ranked: Sequence[str]) -> Table | None:
     lines = [line for line in inputs.metrics if line["kind"] == "validation"]
     names = dict.fromkeys(key for line in lines for key in line if key not in ("kind", "step"))
     if not names:
@@ -165,10 +155,12 @@ def _evaluations(inputs: ReportInputs, ranked: Sequence[str]) -> _Table | None:
         values = [float(line.get(ranked[0], -math.inf)) for line in lines]
         best = max(range(len(lines)), key=lambda at: (values[at] == values[at], values[at]))
     rows = [
-        [step, *(_cell(name, line.get(name)) for name in names)]
+        [step, *(score_cell(name, line.get(name)) for name in names)]
         for step, line in zip(steps, lines, strict=True)
     ]
-    return _Table(("step", *names), rows, best)
+    title = "Evaluations during training"
+    title += f"; the kept one, the best by {ranked[0]}, is bold" if ranked else ""
+    return Table(title, ("step", *names), rows, best)
 
 
 def _split(inputs: ReportInputs, name: str, records: Sequence[Record]) -> View:
@@ -198,7 +190,7 @@ def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> Vie
     return single_label(records, labels=inputs.labels)
 
 
-def _sweep(seeds: Sequence[Mapping[str, Any]], metric: str) -> tuple[_Table, _Table] | None:
+def _sweep(seeds: Sequence[Mapping[str, Any]], metric: str) -> tuple[Table, Table] | None:
     """Returns a table of scores by learning rate and epochs, and a table of all runs."""
     if not seeds:
         return None
@@ -208,20 +200,23 @@ def _sweep(seeds: Sequence[Mapping[str, Any]], metric: str) -> tuple[_Table, _Ta
         rate, epochs, score = plain(row["learning_rate"]), plain(row["epochs"]), row["score"]
         groups[f"{rate} · {epochs}"].append(float(score))
         remark = "degenerate" if row["degenerate"] else ""
-        runs.append((str(row["seed"]), rate, epochs, _cell(metric, float(score)), remark))
+        runs.append((str(row["seed"]), rate, epochs, score_cell(metric, float(score)), remark))
     means: list[tuple[Cell, ...]] = []
     for name, scores in groups.items():
         deviation = statistics.stdev(scores) if len(scores) > 1 else None
         figures = (statistics.fmean(scores), deviation, max(scores))
-        means.append((name, len(scores), *(_cell(metric, figure) for figure in figures)))
+        means.append((name, len(scores), *(score_cell(metric, figure) for figure in figures)))
     best = max(range(len(seeds)), key=lambda at: float(seeds[at]["score"]))
     return (
-        _Table(("learning rate · epochs", "runs", "mean", "deviation", "best"), means),
-        _Table(("seed", "learning rate", "epochs", "score", "remark"), runs, best),
+        Table(
+            "By setting, degenerate runs included",
+            ("learning rate · epochs", "runs", "mean", "deviation", "best"),
+            means,
+        ),
+        Table(
+            "Every run; the best is bold",
+            ("seed", "learning rate", "epochs", "score", "remark"),
+            runs,
+            best,
+        ),
     )
-
-
-def _cell(score: str, value: Any) -> Cell:
-    if not isinstance(value, int | float):
-        return "–"
-    return Share(value) if is_share(score) else value
