@@ -102,7 +102,7 @@ def test_simple_mistakes_are_reported_before_loading_jax(tmp_path: Path) -> None
     )
     printed = lines_of(_MISTAKES, tmp_path)
     expected = (
-        ("dataset", "dataset.missing"),
+        ("train.phases.0.dataset: dataset", "dataset.missing"),
         ("override train.phases.0.stepz", "setting.unknown"),
         ("nowhere", "tokenizer.missing"),
         ("optimizer.warmup_steps", "optimizer.warmup"),

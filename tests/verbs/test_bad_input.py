@@ -235,7 +235,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, project: Path, config: dict[st
     shard = next(dataset.glob("*train*array_record*"))
     shard.write_bytes(shard.read_bytes()[:-1000])
     line = mistake(tmp_path, "pretrain", config, f"train.phases.0.dataset={dataset}")
-    says(line, key="dataset.file_size", place=str(shard))
+    says(line, key="dataset.file_size", place=f"train.phases.0.dataset: {shard}")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,11 @@ def test_an_impossible_mesh_or_schedule_is_refused_before_the_start(
             "model.heads",
             {"place": "model.architecture.num_attention_heads", "found": 3, "hidden_size": 32},
         ),
-        ("train.phases.0.dataset=nowhere", "dataset.missing", {"place": "nowhere"}),
+        (
+            "train.phases.0.dataset=nowhere",
+            "dataset.missing",
+            {"place": "train.phases.0.dataset: nowhere"},
+        ),
     ],
 )
 def test_an_unfit_model_or_dataset_is_refused_before_the_start(

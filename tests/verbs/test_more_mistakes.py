@@ -217,10 +217,13 @@ def test_a_setting_that_the_format_of_the_text_does_not_read_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "setting", "key", "found"),
+    ("name", "setting", "key", "place", "found"),
     [
-        ("tokenizer/vocab.txt", "tokenizer", "tokenizer.missing", "found a file"),
-        ("tokenizer", "train.phases.0.dataset", "dataset.incomplete", "no dataset"),
+        ("tokenizer/vocab.txt", "tokenizer", "tokenizer.missing", "", "found a file"),
+        (
+            *("tokenizer", "train.phases.0.dataset", "dataset.incomplete"),
+            *("train.phases.0.dataset: ", "no dataset"),
+        ),
     ],
 )
 def test_a_path_of_another_kind_is_named(
@@ -230,10 +233,12 @@ def test_a_path_of_another_kind_is_named(
     name: str,
     setting: str,
     key: str,
+    place: str,
     found: str,
 ) -> None:
     file, path = write_config(tmp_path / "c.yaml", config), project / name
-    says(refused("pretrain", file, f"{setting}={path}"), key=key, place=str(path), found=found)
+    line = refused("pretrain", file, f"{setting}={path}")
+    says(line, key=key, place=f"{place}{path}", found=found)
 
 
 def test_an_override_given_twice_is_said_and_a_setting_of_the_top_level_is_named(
@@ -264,7 +269,7 @@ def test_a_run_is_not_made_inside_a_dataset_or_another_run(
     assert contents(dataset) == contents(project / "dataset32")
     run = tuning["finetune"]["init_from"]
     line = refused("pretrain", file, f"train.phases.0.dataset={run}")
-    says(line, key="dataset.is_run", place=run)
+    says(line, key="dataset.is_run", place=f"train.phases.0.dataset: {run}")
 
 
 def test_a_mistake_in_the_data_of_a_task_names_the_whole_setting(
