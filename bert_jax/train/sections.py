@@ -204,6 +204,8 @@ class EmaSection(Section):
     smaller of `decay` and ``(1 + n) / (10 + n)``. The first n is 0. A step without an update leaves
     the average unchanged. The average takes 4 bytes per parameter, sharded like the parameters.
     Checkpoints include it. The option ``--ema`` of `evaluate`, `export` and other verbs selects it.
+
+    Source: the argument `num_updates` of TensorFlow's `tf.train.ExponentialMovingAverage`.
     """
 
     decay: float = pydantic.Field(default=0.999, gt=0, lt=1)

@@ -47,12 +47,13 @@ def config_of(
 ) -> tuple[Path, str]:
     """Writes a configuration of 8 steps with dropout; returns its path and its run directory.
 
-    `teacher` is the run directory of the teacher of a distillation.
+    The run keeps an average of its parameters. `teacher` is the run directory of the teacher of a
+    distillation.
     """
     saves = {"every": 4, "keep_last": 2}
     values = one_phase(project, steps=8, checkpoint=saves, log_every=1)
     values["train"]["phases"][0]["dataset"] = str(dataset)
-    values["train"]["evaluation"] = {"every": 8, "examples": 24}
+    values["train"] |= {"evaluation": {"every": 8, "examples": 24}, "ema": {"decay": 0.5}}
     sizes = {"hidden_size": 32, "num_attention_heads": 2, **variant_of(objective).changes}
     dropped = small_encoder(encoder, **sizes).with_dropout(0.1)
     of_tokenizer = {"vocab_size", "padding_position"}
@@ -75,11 +76,12 @@ def resumed(config: Path, run_dir: Path | str, folder: Path) -> Path:
     return copy
 
 
-def params_of(run_dir: Path | str) -> dict[str, Any]:
-    """Returns the parameters of a run's last checkpoint as numpy arrays."""
-    return jax.device_get(load_params(open_run(run_dir), checkpoint="last").params)
+def params_of(run_dir: Path | str, *, ema: bool = False) -> dict[str, Any]:
+    """Returns the parameters of a run's last checkpoint, or their average, as numpy arrays."""
+    return jax.device_get(load_params(open_run(run_dir), checkpoint="last", ema=ema).params)
 
 
-def assert_equal_params(first: Path | str, second: Path | str) -> None:
-    """Asserts that the last checkpoints of two runs are equal bit for bit."""
-    jax.tree.map(np.testing.assert_array_equal, params_of(first), params_of(second))
+def assert_equal_params(first: Path | str, second: Path | str, *, ema: bool = False) -> None:
+    """Asserts that the last checkpoints of two runs, or their averages, are equal bit for bit."""
+    found, expected = (params_of(run, ema=ema) for run in (first, second))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)

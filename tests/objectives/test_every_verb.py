@@ -73,7 +73,9 @@ def test_a_run_resumes_bit_for_bit(
     tmp_path: Path, train: Callable[[str, str], Trained], objective: str, encoder: str
 ) -> None:
     config, run_dir = train(objective, encoder)
-    assert_equal_params(resumed(config, run_dir, tmp_path), run_dir)
+    again = resumed(config, run_dir, tmp_path)
+    assert_equal_params(again, run_dir)
+    assert_equal_params(again, run_dir, ema=True)
 
 
 @on_encoders([*RUNS, *OF_VARIANTS], rarely=RARELY)

@@ -50,7 +50,8 @@ class Memory:
     """Bytes of one JAX device."""
 
     parameters: int  # parameters as sharded over the mesh
-    optimizer: int  # moments and counters; for an evaluation, the train state that it does not use
+    # Moments, moving average and counters; for an evaluation, the train state that it does not use
+    optimizer: int
     batch: int  # other arguments
     temporaries: int  # activations, gradients and copies
     peak: int  # sum of the above, and results that do not overwrite an argument
