@@ -32,6 +32,9 @@ COMPILED = None
 if "PYTEST_XDIST_WORKER" not in os.environ:
     COMPILED = tempfile.TemporaryDirectory(prefix="bert_jax_tests_")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
+    # Also one cache of imported models, which earlier code may have written. pip keeps its own.
+    os.environ.setdefault("PIP_CACHE_DIR", os.path.expanduser("~/.cache/pip"))
+    os.environ["XDG_CACHE_HOME"] = os.path.join(COMPILED.name, "cache")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 # JAX records one source line per operation instead of ten.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "1"

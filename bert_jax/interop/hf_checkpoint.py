@@ -1,6 +1,7 @@
 """Reads and writes Hugging Face checkpoints in the format of `from_pretrained`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -73,6 +74,7 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
         ignored={name: reason for name, reason in reasons.items() if reason is not None},
         notes=(*_notes(found, heads), *generator.notes),
         generator=generator.params,
+        generator_sizes=generator.sizes,
         model_type=found.config.model_type,
     )
 
@@ -122,6 +124,7 @@ class Generator(NamedTuple):
     """The generator beside a model, or no files and parameters."""
 
     params: tensor_conversion.Params | None = None
+    sizes: Mapping[str, int] = {}
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -148,7 +151,7 @@ def read_generator(directory: Path, model: EncoderArchitecture) -> Generator:
     params, _ = _read_params(weights, found, HeadsSection(pooler=False, next_sentence=False))
     layers, width = architecture.num_hidden_layers, architecture.hidden_size
     note = f"with the generator of its pretraining ({layers} layers, hidden size {width})"
-    return Generator(params, (source, *weights.files), (note,))
+    return Generator(params, sizes, (source, *weights.files), (note,))
 
 
 def _read_params(

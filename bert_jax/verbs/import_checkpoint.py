@@ -5,7 +5,7 @@ import multiprocessing
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import filelock
 import jax
@@ -37,6 +37,7 @@ from bert_jax.task import GENERATOR
 from bert_jax.train.checkpoint_manifest import IMPORTED
 from bert_jax.train.state import TrainState, run_key
 from bert_jax.verbs.same_command import errors_for_all, several_processes
+from bert_jax.version import __version__
 
 # Memory that Orbax needs in addition to the array that it writes.
 SAVE_SLACK_BYTES: Final = 1 << 20
@@ -112,7 +113,7 @@ def find_origin(source: str, *, mesh: MeshSection | None = None) -> Origin:
 
 
 def _find_origin(source: str, *, alone: bool) -> Origin:
-    models, on_hub = user_cache("models"), is_hub_name(source)
+    models, on_hub = user_cache(f"models/{__version__}"), is_hub_name(source)
     if not on_hub and not is_checkpoint(source):
         return Origin(source, source)
     found = fetch(source) if on_hub else identify(source, cached=models)
@@ -146,8 +147,10 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
     Replaces the model's NumPy arrays with JAX arrays. `record` is the model's source, for
     provenance.json.
     """
-    kind = kind_for(model.heads)
-    config = RunConfig.model_validate({"objective": {"kind": kind}})
+    objective: dict[str, Any] = {"kind": kind_for(model.heads)}
+    if model.generator is not None and model.heads.replaced_tokens:
+        objective = {"kind": "electra", "generator": model.generator_sizes}
+    config = RunConfig.model_validate({"objective": objective})
     directory = model.files[0].parent
     model_type = {} if model.model_type is None else {"model_type": model.model_type}
     files = sorted({*model.files, *tokenizer_files(directory)})

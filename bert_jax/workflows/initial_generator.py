@@ -12,8 +12,28 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.errors import UserError, commas
-from bert_jax.task import DELTAS, GENERATOR, TRAINING_PARTS, Params
+from bert_jax.runs.run_directory import Run
+from bert_jax.task import DELTAS, GENERATOR, TRAINING_PARTS, Objective, Params
 from bert_jax.train.checkpointer import abstract_deltas
+from bert_jax.workflows.initial_model import may_differ
+from bert_jax.workflows.objective_of_run import objective_section
+
+
+def same_generator(origin: Run, objective: Objective) -> bool:
+    """Returns whether the generator of `objective` computes what the generator of `origin` does.
+
+    Its settings decide: another number of heads has equal shapes.
+    """
+    section = objective_section(origin, verb="pretrain") if origin.has("objective") else None
+    found, ours = (getattr(each, GENERATOR, None) for each in (section, objective))
+    if found is None or ours is None:
+        return False
+    theirs = found.of_model(origin.architecture)
+    a, b = (
+        {name: each for name, each in architecture if not may_differ(name, theirs)}
+        for architecture in (theirs, ours)
+    )
+    return a == b
 
 
 def restorable(stored: Mapping[str, Any], abstract: Params) -> Params:

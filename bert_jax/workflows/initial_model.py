@@ -95,14 +95,15 @@ def inherit(section: ModelSection, run: Run) -> EncoderArchitecture:
     changed = {}
     for key, name, found in section.chosen(vocab_size=theirs.vocab_size):
         expected = getattr(theirs, name)
-        if _may_differ(name, theirs):
+        if may_differ(name, theirs):
             changed[name] = found
         elif found != expected:
             raise _other(run, f"model.{key}", name, found, expected)
     return theirs.with_changes(changed)
 
 
-def _may_differ(name: str, theirs: EncoderArchitecture) -> bool:
+def may_differ(name: str, theirs: EncoderArchitecture) -> bool:
+    """Returns whether a run may change a setting of the network that it starts from."""
     if name == "max_position_embeddings":
         positions = theirs.model_dump().get("position_embedding")
         return theirs.rotary_setting is not None or positions == "sinusoidal"

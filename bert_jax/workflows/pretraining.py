@@ -39,7 +39,7 @@ from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check
 from bert_jax.train.state import DrawParams, abstract_params, define_model
 from bert_jax.train.trackers import require_trackers
 from bert_jax.workflows.epochs import PhaseEpochs, describe_epochs
-from bert_jax.workflows.initial_generator import restorable, with_generator
+from bert_jax.workflows.initial_generator import restorable, same_generator, with_generator
 from bert_jax.workflows.initial_model import INIT_FROM, find_initial, inherit
 from bert_jax.workflows.mlperf import check_mlperf, open_mlperf_log
 from bert_jax.workflows.phases import OpenedPhase, PhaseOpener
@@ -353,16 +353,17 @@ def _initial_params(
     heads that are initialized, and the other run's heads that are not loaded. Raises UserError if
     the other run has no checkpoint, or the model cannot start from a frozen model.
     """
+    objective = run.objective_for(0, run.architecture)
     if run.settings.origin is None:
-        objective = run.objective_for(0, run.architecture)
         return initial_params(objective, frozen, abstract, draw)
     origin = open_run(run.settings.origin)
+    same = same_generator(origin, objective)
     wanted = abstract_params(define_model(origin.build), run.mesh)
     wanted |= {part: abstract[part] for part in abstract if part in wanted}
 
     def read(checkpoints: Checkpointer) -> Params:
         step = find_checkpoint(origin, checkpoints, "last").step
-        parts = restorable(checkpoints.training_parts(step), abstract)
+        parts = restorable(checkpoints.training_parts(step), abstract) if same else {}
         params = checkpoints.restore_params(wanted | parts, step=step)
         return with_generator(params, abstract, place=INIT_FROM) if parts else params
 

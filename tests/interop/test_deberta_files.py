@@ -198,6 +198,10 @@ def test_pretraining_continues_from_the_released_pair(
     values["train"]["phases"][0]["seq_length"] = 40
     said = ok("pretrain", write_config(tmp_path / "a.yaml", values), "--init-from", source)
     assert "randomly initialized" not in said
+    other_heads = {**objective, "generator": {**objective["generator"], "num_attention_heads": 1}}
+    changed = values | {"objective": other_heads, "run_dir": str(tmp_path / "other")}
+    said = ok("pretrain", write_config(tmp_path / "b.yaml", changed), "--init-from", tmp_path / "i")
+    assert "randomly initialized: the deltas of embeddings, the generator" in said
 
     run = open_run(tmp_path / "run")
     task: Any = make_objective(

@@ -4,6 +4,7 @@ import json
 import math
 import pydoc_data.topics
 import random
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -194,7 +195,8 @@ def gemma() -> PreTrainedTokenizerFast:
         special_tokens=[*names, *(f"<0x{byte:02X}>" for byte in range(256))],
     )
     lines = lines_of_scripts(600, seed=1, also=[])
-    words = (f" {word}" for line in lines for word in line.split())
+    # Pieces of several words would depend on the lines, which differ between versions of Python.
+    words = (word for line in lines for word in re.findall(r" ?\w+|[^\w\s]", f" {line}"))
     pipeline.train_from_iterator(words, trainer)
     spec = json.loads(pipeline.to_str())
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
