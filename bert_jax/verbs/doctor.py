@@ -96,7 +96,7 @@ def config_findings(config: RunConfig, *, init_from: str | None = None) -> Itera
             train=config.train,
             optimizer=config.optimizer,
         )
-        yield from (checked(*each) for each in inputs)
+        yield from dict.fromkeys(checked(*each) for each in inputs)  # each dataset once
         if epochs := list(count_epochs(config.train)):
             line, repeats = describe_epochs(epochs)
             yield (warn if repeats else ok)("epochs", line)

@@ -235,7 +235,7 @@ def test_phases_that_do_not_fit_are_refused(project: Path, switched: tuple[Path,
     config, _ = switched
     pairs = one_phase(project)["examples"]["output"]
     change = ["train.phases.1.objective={kind: bert}", f"train.phases.1.dataset={pairs}"]
-    result = refused("pretrain", config, *change)
+    result = refused("pretrain", config, *change, "train.evaluation=null")
     says(result, key="objective.phases", last="bert")
     assert refused("pretrain", config, change[0]).key == "objective.pairing"
     result = refused("pretrain", config, "train.phases.0.max_predictions=5")

@@ -130,7 +130,7 @@ def test_a_configurations_data_and_size_are_checked(project: Path, tmp_path: Pat
     lacking = invoke("doctor", config, "train.phases.0.dataset=none", "tokenizer=nowhere")
     assert lacking.exit_code == 1
     assert "problem tokenizer: nowhere: " in lacking.output
-    assert "problem dataset: none: " in lacking.output
+    assert "problem dataset: train.phases.0.dataset: none: " in lacking.output
     assert "2 problems" in lacking.output
 
 

@@ -238,6 +238,7 @@ def test_doctor_finds_the_set_that_is_in_the_training_data(
     shares = [float(share) for *_, share in found]
     assert shares[:2] == [0, 0]
     assert 10 < shares[2] < shares[3] == 100
+    assert output.count(f"dataset: {project / 'dataset32'}, ") == 1
 
 
 def test_a_set_that_does_not_fit_is_named(config: Path, project: Path, tmp_path: Path) -> None:
