@@ -57,7 +57,7 @@ def config(
     values["train"] |= {
         "phases": [phase],
         "log_every": 1,
-        "evaluation": {"every": 6, "examples": 24},
+        "evaluation": {"every": 6, "examples": 24, "sets": {"held": f"{bucket}/dataset32"}},
         "checkpoint": {"every": 6},
     }
     return bucket, write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
