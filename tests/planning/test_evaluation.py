@@ -42,6 +42,8 @@ def test_a_small_evaluation_with_room_is_not_compiled(
     sets = "train.evaluation={every: 100, examples: 64, sets: {a: nowhere/a, b: nowhere/b, c: c}}"
     found, _ = planned(monkeypatch, sets)
     assert found.phases[0].evaluation_batches == 3 * 10 * 2
+    found, _ = planned(monkeypatch, "train.ema.decay=0.99")  # its scores take as long
+    assert found.phases[0].evaluation_batches == 2 * 10 * 2
 
 
 def test_each_stage_of_a_batch_ramp_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +102,14 @@ def test_the_evaluation_program_counts_the_training_state(override: str, rows: i
     assert evaluation.beside_bytes == train.parameter_bytes + train.optimizer_bytes
     assert 3 / 4 * whole < evaluation.beside_bytes < whole
     assert (train.beside_bytes, evaluation.copy_bytes) == (0, 0)
+
+
+def test_a_plan_counts_a_moving_average() -> None:
+    found = []
+    for overrides in ((), ("train.ema.decay=0.99",)):
+        request = train_step(run(*overrides, layers=1), "v5e:2x2", vocab_size=VOCABULARY)
+        lowered = lower_step(request, make_mesh(request.mesh, jax.devices("cpu")[:4]))
+        found.append((lowered, request.key()))
+    (plain, plain_key), (averaged, key) = found
+    assert averaged.optimizer_bytes == plain.optimizer_bytes + plain.parameter_bytes
+    assert key != plain_key  # of the cache
