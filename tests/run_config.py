@@ -56,6 +56,7 @@ def project_config(root: Path) -> dict[str, Any]:
                 {"dataset": str(root / "dataset48"), "steps": 6, "seq_length": 48, "batch_size": 8},
             ],
             "log_every": 2,
+            "report_texts": 0,  # each text with masks compiles a program
             "evaluation": {"every": 8, "examples": 24},
             "checkpoint": {"every": 4},
         },

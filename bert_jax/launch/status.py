@@ -14,6 +14,7 @@ from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement, read_job
 from bert_jax.launch.launcher import Launcher, Observation, State
 from bert_jax.launch.retry_policy import AttemptRecord, SupervisorState, read_state
 from bert_jax.parallel.channel import PEER_LOST
+from bert_jax.runs.settings import REPORT
 from bert_jax.section import Section
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.time_account import GOODPUT, KINDS
@@ -131,6 +132,7 @@ class Status(Section):
     job: JobStatus | None  # unset for a run started by hand
     run: RunFigures
     at: float  # time of the reading in seconds since 1970
+    report: str | None = None  # page about the run, once it is written
 
     @property
     def paid(self) -> bool:
@@ -180,13 +182,20 @@ def read_status(files: JobFiles, launcher: Launcher | None, *, now: float) -> St
         job=_job_status(files, job, state, launcher, now=now),
         run=read_figures(job.run_dir, files.config, since=since),
         at=now,
+        report=_report(job.run_dir),
     )
 
 
 def read_run_status(run_dir: epath.PathLike, *, now: float) -> Status:
     """Returns the status of a run started by hand. Raises RunStopped if its bucket is down."""
     figures = read_figures(run_dir, epath.Path(run_dir) / "config.yaml")
-    return Status(run_dir=str(run_dir), job=None, run=figures, at=now)
+    report = _report(run_dir)
+    return Status(run_dir=str(run_dir), job=None, run=figures, at=now, report=report)
+
+
+def _report(run_dir: epath.PathLike) -> str | None:
+    page = epath.Path(run_dir) / REPORT
+    return str(page) if page.exists() else None
 
 
 def _job_status(

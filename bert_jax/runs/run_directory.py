@@ -30,7 +30,6 @@ S = TypeVar("S", bound=Section)
 TOKENIZER: Final = "tokenizer"
 CHECKPOINTS: Final = "checkpoints"
 EVALUATIONS: Final = "evaluations"
-REPORT: Final = "report.html"
 RunVerb = Literal["pretrain", "finetune"]
 
 # Files that a run directory has only below itself, or only beside its config.yaml. In any other

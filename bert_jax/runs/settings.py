@@ -19,6 +19,7 @@ from bert_jax.section import need
 
 CONFIG: Final = "config.yaml"
 PROVENANCE: Final = "provenance.json"
+REPORT: Final = "report.html"
 RUN: Final = "a run directory of `bert-jax pretrain`, `finetune` or `import`"
 RUN_OR_CHECKPOINT: Final = f"{RUN}, or a Hugging Face or google-research/bert checkpoint"
 _MOST_NAMED: Final = 3

@@ -21,6 +21,7 @@ from bert_jax.inference.fill_mask import Filled
 from bert_jax.narration import doing, narrator_of, speaking
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.runs.evaluation import Evaluation
+from bert_jax.runs.settings import REPORT
 from bert_jax.section import need
 from bert_jax.verbs.evaluate import evaluate
 from bert_jax.verbs.examples import examples
@@ -102,6 +103,7 @@ def _demo(directory: str, overrides: Sequence[str], console: Console) -> Demo:
     narrator_of(console).say(
         f"The run is in {run_dir}. Next:\n"
         f'  {command} fill-mask {run_dir} "the [MASK] module"\n'
+        f"  {epath.Path(run_dir) / REPORT}    (open this page in a browser)\n"
         f"  tensorboard --logdir {run_dir}/tensorboard    (needs: pip install tensorboard)\n"
         f"  {command} pretrain configs/pretrain/base.yaml    (your own corpus: see README.md)"
     )

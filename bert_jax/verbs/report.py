@@ -9,7 +9,8 @@ from rich.console import Console
 from bert_jax.errors import UserError
 from bert_jax.narration import doing
 from bert_jax.report.pretraining.page import MOST_RUNS
-from bert_jax.runs.run_directory import REPORT, Run, open_run
+from bert_jax.runs.run_directory import Run, open_run
+from bert_jax.runs.settings import REPORT
 from bert_jax.workflows import pretraining_report
 
 COMPARISON = "comparison.html"

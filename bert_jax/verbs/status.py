@@ -82,6 +82,8 @@ def _lines(status: Status) -> Iterator[tuple[str, str]]:
             yield "cost", f"${job.dollars:,.2f} so far{more}"
         if job.outcome is not None:
             yield "end", f"{job.outcome}: {job.message}".rstrip(": ")
+    if status.report is not None:
+        yield "report", status.report
     left = run.seconds_left
     if run.finished:
         yield "ETA", "done"

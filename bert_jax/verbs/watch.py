@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
+from etils import epath
+
 from bert_jax.errors import RunStopped, UserError, counted
 from bert_jax.files.lock import Lock, lock_at
 from bert_jax.launch.job import Job, JobFiles, find_job, read_job
@@ -11,6 +13,7 @@ from bert_jax.launch.launcher import Launcher
 from bert_jax.launch.launchers import launcher_for
 from bert_jax.launch.retry_policy import SupervisorState
 from bert_jax.launch.supervisor import Supervisor
+from bert_jax.runs.settings import REPORT
 
 Say = Callable[[str], None]
 Confirm = Callable[[str], bool]
@@ -105,4 +108,6 @@ def outcome_line(job: Job, state: SupervisorState) -> str:
     spent = timedelta(seconds=round(state.hours(last or state.seen) * 3600))
     again = f", {counted(len(state.restarts), 'restart')}" if state.restarts else ""
     dollars = state.dollars(job.placements, state.seen)
-    return f"{job.name}: {state.outcome} after {spent}{again}, ${dollars:,.2f}"
+    is_whole = state.outcome == "done" and job.verb in ("pretrain", "finetune")
+    report = f", report: {epath.Path(job.run_dir) / REPORT}" if is_whole else ""
+    return f"{job.name}: {state.outcome} after {spent}{again}, ${dollars:,.2f}{report}"

@@ -16,7 +16,8 @@ from bert_jax.report.finetuning.attention import AttentionMaps, attention_view
 from bert_jax.report.finetuning.embeddings import VectorSample
 from bert_jax.report.finetuning.page import ReportInputs, render
 from bert_jax.runs.open_checkpoints import LoadedParams
-from bert_jax.runs.run_directory import REPORT, Run
+from bert_jax.runs.run_directory import Run
+from bert_jax.runs.settings import REPORT
 from bert_jax.task import Batch, Params
 from bert_jax.tasks.batches import collate_inputs
 from bert_jax.tasks.family import Family, Record, Split

@@ -25,8 +25,8 @@ from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.execution import execution_on
 from bert_jax.runs.lock import hold_run
 from bert_jax.runs.open_checkpoints import find_checkpoint, read_checkpoints, write_checkpoints
-from bert_jax.runs.run_directory import CONFIG, REPORT, claim_run, open_run, write_run
-from bert_jax.runs.settings import describe
+from bert_jax.runs.run_directory import CONFIG, claim_run, open_run, write_run
+from bert_jax.runs.settings import REPORT, describe
 from bert_jax.task import Objective, Params
 from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpointer import Checkpointer

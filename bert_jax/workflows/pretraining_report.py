@@ -97,11 +97,11 @@ def fill_held_out(run: Run, cache: DatasetCache | None) -> list[FilledText]:
         rng = np.random.default_rng(run.seed)
         count = min(train.report_texts, len(dataset))
         for example in dataset.__getitems__(rng.choice(len(dataset), count, replace=False)):
-            ids = example.input_ids[: example.first_length].astype(np.int32)
-            if len(ids) > TOKENS:
-                ids = np.append(ids[: TOKENS - 1], np.int32(special.sep))
+            text = example.input_ids[1 : example.first_length - 1].astype(np.int32)
+            words = np.flatnonzero(~tokenizer.is_continuation[text])  # a text may begin in a word
+            text = text[words[0] : words[0] + TOKENS] if len(words) else text[:TOKENS]
             sources.append(name)
-            masked.append(masker(ids, rng))
+            masked.append(masker(np.array([special.cls, *text, special.sep]), rng))
     # Compiling for a CPU is faster, and needs no other process.
     try:
         devices = jax.local_devices(backend="cpu")

@@ -173,12 +173,14 @@ def test_time_before_the_job_does_not_count(files: JobFiles, tmp_path: Path) -> 
 
 def test_a_run_started_by_hand(files: JobFiles, tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").write_text(files.config.read_text())
+    (tmp_path / "run" / "report.html").touch()
     status = read_run_status(tmp_path / "run", now=T0 + 3.5 * HOUR)
     lines = describe_status(status)
     assert lines[0] == f"run        {tmp_path / 'run'}"
     assert lines[1].startswith("step       300 of 1,000 (30.0%)")
     assert lines[1].endswith("1:00:00 ago")
     assert lines[2].startswith("goodput    43.5% of 2.30 hours trained; down 43.5%")
+    assert lines[3] == f"report     {tmp_path / 'run' / 'report.html'}"
 
 
 def test_a_log_is_read_in_parts_and_followed_to_the_end(files: JobFiles) -> None:

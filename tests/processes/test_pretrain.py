@@ -11,6 +11,7 @@ from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
 from bert_jax.train.metrics_writer import read_metrics
 from tests.processes.hosts import start
+from tests.report.strict_html import items, read
 
 
 def figures(run_dir: Path) -> list[dict[str, Any]]:
@@ -28,11 +29,13 @@ def test_two_processes_train_like_one_and_skip_damage(
     run = tmp_path / "run"
     clock = ("train.checkpoint.every=100000", "train.checkpoint.every_minutes=0.00001")
     more = (f"run_dir={run}", *clock, "train.checkpoint.keep_last=9", "train.ema.decay=0.5")
-    traced = "train.profile={start: 3, steps: 2}"
-    with start("pretrain", config, *more, traced, count=2, directory=tmp_path) as job:
+    first = ("train.profile={start: 3, steps: 2}", "train.report_texts=2")
+    with start("pretrain", config, *more, *first, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "step 8/8" in job[0].out
         assert "step" not in job[1].out
+        assert [host.out.count(f"report: {run}") for host in job] == [1, 0]
+    assert len(items(read((run / "report.html").read_text()).root)) == 2
     traces = sorted((run / "tensorboard" / "plugins" / "profile" / "steps_3-4").iterdir())
     assert [path.name.rpartition("-")[2] for path in traces] == ["0.xplane.pb", "1.xplane.pb"]
     for expected, found in zip(figures(alone), figures(run), strict=True):

@@ -7,6 +7,8 @@ import numpy as np
 from bert_jax.report.finetuning.attention import AttentionMaps, attention_view
 from bert_jax.report.finetuning.embeddings import SamplePair, VectorSample
 from bert_jax.report.finetuning.page import ReportInputs
+from bert_jax.report.pretraining.page import FilledText, RunRecord
+from bert_jax.train.time_account import KINDS
 
 EVIL = '<script>alert("x")</script> & "quotes" \'single\' </style> <!-- -- > \x00\x1f ünï😀'
 
@@ -137,3 +139,33 @@ def inputs(**changes: Any) -> ReportInputs:
         "run": {"step": 180, "seconds": 75.2, "device": EVIL},
     }
     return ReportInputs(**(values | changes))
+
+
+def pretraining_run(name: str = EVIL, *, general: float = 0.25, **changes: Any) -> RunRecord:
+    """Returns a run of 40 steps with two held-out sets, a restart and a bad step.
+
+    `general` is the change of the loss on the set "general" in each evaluation.
+    """
+    lines: list[dict[str, Any]] = []
+    for at, step in enumerate(range(0, 41, 10)):
+        held_out = {"domain.mlm_loss": 4 - at, "general.mlm_loss": 2 + general * at}
+        lines.append({"kind": "validation", "step": step, **held_out, "ema.domain.mlm_loss": 3.5})
+        if step:
+            trained = {"loss": 4.5 - at, "mlm_loss": 4.5 - at, "learning_rate": 1e-4}
+            lines.append({"kind": "train", "step": step, **trained})
+            lines.append({"kind": "speed", "step": step, "tokens_per_second": 1e4, "mfu": 0.4})
+            account = {**dict.fromkeys(KINDS, 0.0), "train": 9.0 * at, "compile": 1.0}
+            state = {"starts": 1 + (step > 20), "finished": 0, "at": 1e9}
+            lines.append({"kind": "goodput", "step": step, **account, **state})
+    lines.append({"kind": "bad_step", "step": 25, "at": 25, "skip": 1, "loss": 99.0})
+    values: dict[str, Any] = {
+        "name": name,
+        "facts": {"encoder": EVIL},
+        "data": [{"phase": 0, "dataset": EVIL}, {"phase": 1, "dataset": "b"}],
+        "phases": {"phase 1": 20},
+        "metrics": lines,
+        "settings": {"seed": name, "tokenizer": EVIL},
+        "kept": ["general"],
+        "filled": [FilledText("domain", f"a [MASK] {EVIL}", [("b", [("b", 0.5), (EVIL, 0.25)])])],
+    }
+    return RunRecord(**(values | changes))

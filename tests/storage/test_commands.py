@@ -78,6 +78,7 @@ def bucket(cloud: Cloud, config: tuple[epath.Path, Path]) -> epath.Path:
         said = ok("pretrain", path)
         assert f"resuming at step 6 of {STEPS}" in said
     cloud.proxy.reset()
+    assert "<html" in (bucket / "run" / "report.html").read_text()
     return bucket
 
 

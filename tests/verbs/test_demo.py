@@ -35,6 +35,7 @@ def test_the_demo_fills_masks_and_resumes(
     assert program is not None
     assert shutil.which(program[1])  # even if bert-jax is not on the PATH
     assert "pip install tensorboard" in said
+    assert f"{tmp_path}/demo/run/report.html" in said
 
     run = tmp_path / "demo" / "run"
     assert (run / "checkpoints" / "6").is_dir()

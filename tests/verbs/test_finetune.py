@@ -75,7 +75,10 @@ def test_a_run_learns_and_writes_all_documented_files(tuned: Path) -> None:
     records = records_of(run_dir / "predictions" / "dev.jsonl")
     right = [record["label"] == record["prediction"] for record in records]
     assert np.mean(right) == pytest.approx(evaluation["scores"]["accuracy"])
-    assert "<html" in (run_dir / "report.html").read_text()
+    report = (run_dir / "report.html").read_text()
+    assert "<html" in report
+    says(refused("report", run_dir), key="report.fine_tuned", place=run_dir)
+    assert (run_dir / "report.html").read_text() == report
     assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [10, 20, 30]
     assert len(read_metrics(run_dir, kind="train")) == 10  # although `log_every` is 20
     assert open_run(run_dir).heads.labels == ("bad", "good")

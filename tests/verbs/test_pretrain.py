@@ -16,8 +16,10 @@ from bert_jax.model.section import HeadsSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.open_checkpoints import load_params, write_checkpoints
 from bert_jax.runs.run_directory import open_run, write_run
+from bert_jax.runs.settings import REPORT
 from bert_jax.train.metrics_writer import read_metrics
-from tests.project import ok, one_phase, refused, says, write_config
+from tests.project import invoke, ok, one_phase, refused, says, write_config
+from tests.report.strict_html import Document, read, rows, words
 
 STEPS = 12
 RECORDS = ("config.yaml", "metrics.jsonl", "provenance.json")
@@ -31,6 +33,7 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         steps=STEPS,
         evaluation={"every": 6, "examples": 24},
         checkpoint={"every": 6, "keep_last": 1},
+        report_texts=3,
     )
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
 
@@ -90,6 +93,65 @@ def test_reports_go_to_terminal_json_lines_and_tensorboard(trained: Path) -> Non
     assert 5.5 < train[0]["mlm_loss"] < 7.5
     assert all(line["tokens_per_second"] > 0 for line in read_metrics(trained, kind="speed"))
     assert list((trained / "tensorboard").glob("events*"))
+
+
+def curve(document: Document, title: str) -> dict[str, list[tuple[float, float]]]:
+    """Returns the points of each line of a chart."""
+    (figure,) = (each for each in document.root.iter("figure") if words(each[0][0]) == title)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in json.loads(figure.findtext("script") or "")["data"]["values"]:
+        found.setdefault(row["line"], []).append((row["x"], row["y"]))
+    return found
+
+
+def test_the_report_shows_the_metrics_and_fills_masks(trained: Path, run: Path) -> None:
+    assert f"report: run/{REPORT}" in (trained.parent / "said.txt").read_text()
+    written = (run / REPORT).read_text()
+    document = read(written)
+    for source, kind in (("training", "train"), ("held out", "validation")):
+        expected = [(line["step"], line["mlm_loss"]) for line in read_metrics(run, kind=kind)]
+        assert curve(document, "mlm_loss")[source] == expected
+    assert rows(document.root, "Phases")["0"][:2] == ["bert", "12"]
+    assert "33,570" in rows(document.root, "Model")["parameters"]
+    texts = [item for item in document.root.iter("li") if item.find("dl") is not None]
+    assert len(texts) == 3
+    for item in texts:
+        said = ok("fill-mask", run, words(item[0]), "--top-k", 3)
+        filled = [line.split("  ") for line in said.splitlines() if line.startswith("  ")]
+        shown = [words(answers).removeprefix("✓ ").split(" · ") for answers in item.iter("dd")]
+        assert shown == [line[1:] for line in filled]
+
+    # The verb writes the same page, and still does after damage.
+    ok("report", run, "--output", run / "again.html")
+    again = read((run / "again.html").read_text())
+    assert [words(part) for part in again.root.iter("section")] == [
+        words(part) for part in document.root.iter("section")
+    ]
+    damaged = next((run / "checkpoints" / "12" / "params" / "d").iterdir())
+    damaged.write_bytes(b"")
+    result = invoke("report", run)
+    assert result.exit_code == 0
+    assert "has no filled masks: " in result.stderr
+    assert curve(read((run / REPORT).read_text()), "mlm_loss") == curve(document, "mlm_loss")
+
+
+def test_several_reports_are_compared(trained: Path, run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "<script>" / "run"))
+    metrics = (run / "metrics.jsonl").read_text().replace('"mlm_loss": 6', '"mlm_loss": 5')
+    (other / "metrics.jsonl").write_text(f"{metrics}damaged")
+    ok("report", run, f"{other}/", "--output", tmp_path / "both.html")
+    document = read((tmp_path / "both.html").read_text())
+    names = [f"{run.parent.name}/run", "<script>/run"]
+    for source, kind in (("", "train"), (", held out", "validation")):
+        assert curve(document, f"mlm_loss{source}") == {
+            name: [(line["step"], line["mlm_loss"]) for line in read_metrics(path, kind=kind)]
+            for name, path in zip(names, (run, other), strict=True)
+        }
+    assert not list(document.root.iter("ol"))
+
+    imported = import_of(trained, tmp_path / "imported", heads=HeadsSection(mlm=True))
+    for key, *paths in (("report.imported", imported), ("report.runs", run, run)):
+        assert refused("report", *paths).key == key
 
 
 def test_evaluation_is_the_same_for_any_batch_and_devices(run: Path) -> None:

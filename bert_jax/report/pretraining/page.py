@@ -259,7 +259,7 @@ def _path_charts(runs: Sequence[RunRecord]) -> list[Chart]:
 def _example(filled: FilledText) -> tuple[str, list[tuple[str, str]]]:
     pairs = []
     for truth, candidates in filled.masks:
-        shown = ", ".join(f"{piece} {chance:.1%}" for piece, chance in candidates)
+        shown = " · ".join(f"{piece} {chance:.1%}" for piece, chance in candidates)
         pairs.append((truth, f"✓ {shown}" if candidates[0][0] == truth else shown))
     return (f"{filled.source}: " if filled.source else "") + filled.text, pairs
 
