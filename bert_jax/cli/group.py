@@ -26,7 +26,7 @@ _EXAMPLES: Final = {
     "finetune": ("finetune table.yaml finetune.init_from=runs/mine --seeds 3", "finetune"),
     "demo": ("demo --dir runs/demo", "tutorial"),
     "evaluate": ("evaluate runs/mine --checkpoint best", "tutorial"),
-    "report": ("report runs/a runs/b --output comparison.html", "tutorial"),
+    "report": ("report runs/a runs/b --output comparison.html", "howto/compare"),
     "predict": ("predict runs/table predictions.csv --input new.csv", "finetune"),
     "score": ("score score.yaml", "howto/label-a-crawl"),
     "fill-mask": ('fill-mask runs/mine "The [MASK] is open."', "tutorial"),

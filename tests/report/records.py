@@ -149,6 +149,7 @@ def pretraining_run(name: str = EVIL, *, general: float = 0.25, **changes: Any) 
     lines: list[dict[str, Any]] = []
     for at, step in enumerate(range(0, 41, 10)):
         held_out = {"domain.mlm_loss": 4 - at, "general.mlm_loss": 2 + general * at}
+        held_out |= {"domain.replaced_auc": at / 8}
         lines.append({"kind": "validation", "step": step, **held_out, "ema.domain.mlm_loss": 3.5})
         if step:
             trained = {"loss": 4.5 - at, "mlm_loss": 4.5 - at, "learning_rate": 1e-4}

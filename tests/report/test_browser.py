@@ -27,7 +27,7 @@ PAGES = {
 
 @pytest.mark.browser
 @pytest.mark.parametrize(
-    ("name", "charts"), [("finetuning", 6), ("pretraining", 5), ("comparison", 8), ("dataset", 1)]
+    ("name", "charts"), [("finetuning", 6), ("pretraining", 6), ("comparison", 9), ("dataset", 1)]
 )
 def test_every_chart_renders_under_the_policy(name: str, charts: int, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(PAGES[name]())

@@ -35,7 +35,7 @@ def test_a_run_with_sets_shows_its_start_gain_and_events() -> None:
     assert '<script>alert("x")</script>' in document.text
     found = charts(document)
     assert list(found)[1:] == [
-        *("learning_rate", "tokens_per_second", "mfu", "domain against general"),
+        *("replaced_auc", "learning_rate", "tokens_per_second", "mfu", "domain against general"),
     ]
     loss = points(found["mlm_loss"])
     assert loss["domain"] == [(0, 4), (10, 3), (20, 2), (30, 1), (40, 0)]
@@ -50,6 +50,7 @@ def test_a_run_with_sets_shows_its_start_gain_and_events() -> None:
     }
     scores = rows(document.root, "Scores on held-out data")
     assert scores["mlm_loss, domain"] == ["4.0000", "0", "0", "40"]
+    assert scores["replaced_auc, domain"] == ["0", "0.5000", "0.5000", "40"]
     assert scores["mlm_loss, general"] == ["2.0000", "3.0000", "2.0000", "0"]
     events = rows(document.root, "In order of time")
     assert events == {"30": ["restart", "start 2"], "25": ["bad step", "skip, loss 99.00"]}

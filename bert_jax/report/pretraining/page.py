@@ -1,5 +1,7 @@
 """The report of a pretraining run, and of several runs that are compared."""
 
+import dataclasses
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,7 @@ _HELD_OUT: Final = "held out"  # source of the scores of a held-out set without 
 _TRAINING: Final = "training"
 _AVERAGED: Final = "ema"  # prefix of the scores of averaged parameters
 _CURVES: Final = ("train", VALIDATION, "speed")  # kinds of lines with curves
+_LOSSES: Final = ("mlm_loss", "next_token_loss")  # losses to compare, best first
 _RESPONSES: Final = ("warn", "skip", "rollback", "stop")  # responses to a bad step
 _SYMBOLS: Final = {"restart": "↻", "bad step": "✕"}
 _EVENTS: Final = 200  # maximum number of events of a run
@@ -43,7 +46,8 @@ class FilledText(NamedTuple):
     masks: Sequence[tuple[str, Sequence[tuple[str, float]]]]  # truth, and pieces with probabilities
 
 
-class RunRecord(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRecord:
     """The facts and metrics of a run."""
 
     name: str
@@ -55,8 +59,9 @@ class RunRecord(NamedTuple):
     kept: Sequence[str] = ()  # names of the held-out sets that must not be forgotten
     filled: Sequence[FilledText] = ()
 
+    @functools.cached_property
     def curves(self) -> dict[tuple[str, str], Points]:
-        """Returns points (step, value) by (score, source), such as ("mlm_loss", "held out").
+        """Points (step, value) by (score, source), such as ("mlm_loss", "held out").
 
         The source of a held-out score is its prefix in metrics.jsonl. Omits a total loss that
         equals its only term.
@@ -74,13 +79,21 @@ class RunRecord(NamedTuple):
                 del found["loss", source]
         return found
 
+    @functools.cached_property
+    def loss(self) -> str:
+        """Name of the loss that shows gain and forgetting, even if objectives change."""
+        scores = {score for score, _ in self.curves}
+        return next((name for name in _LOSSES if name in scores), "loss")
+
+    @functools.cached_property
     def goodput(self) -> Goodput | None:
-        """Returns the account of the wall time, if there is one."""
+        """The account of the wall time, if there is one."""
         lines = [line for line in self.metrics if line["kind"] == GOODPUT]
         return goodput_of(dict(lines[-1])) if lines else None
 
+    @functools.cached_property
     def events(self) -> list[tuple[int, str, str]]:
-        """Returns the step, the name and details of each restart and bad step."""
+        """The step, the name and details of each restart and bad step."""
         found, starts = [], 1
         for line in self.metrics:
             if line["kind"] == GOODPUT and line["starts"] > starts:
@@ -157,10 +170,10 @@ def _order(cell: Cell) -> tuple[float, str]:
 
 
 def _figures(run: RunRecord) -> list[tuple[str, str]]:
-    account, step = run.goodput(), max((line["step"] for line in run.metrics), default=0)
+    account, step = run.goodput, max((line["step"] for line in run.metrics), default=0)
     figures = [("step", number(step))]
-    for (score, source), points in run.curves().items():
-        if score.endswith("loss") and source != _TRAINING:
+    for (score, source), points in run.curves.items():
+        if score == run.loss and source.partition(".")[0] not in (_TRAINING, _AVERAGED):
             figures.append((f"{score}, {source}", number(points[-1][1])))
         if score in ("tokens_per_second", "mfu"):
             text = percentage(points[-1][1]) if is_share(score) else number(points[-1][1])
@@ -175,12 +188,12 @@ def _curve_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Returns a chart for each score; of several runs, a chart for each score and source."""
     lines: dict[tuple[str, str], list[Series]] = defaultdict(list)
     for run in runs:
-        for (score, source), points in run.curves().items():
+        for (score, source), points in run.curves.items():
             if any(math.isfinite(y) for _, y in points):
                 of_runs = score if source == _TRAINING else f"{score}, {source}"
                 title, name = (of_runs, run.name) if len(runs) > 1 else (score, source)
                 lines[score, title].append(Series(name, points))
-    events, phases = ([], {}) if len(runs) > 1 else (runs[0].events(), runs[0].phases)
+    events, phases = ([], {}) if len(runs) > 1 else (runs[0].events, runs[0].phases)
     marks = [Mark(step, name) for name, step in phases.items()]
     marks += [Mark(step, _SYMBOLS[name], f"{name}: {text}") for step, name, text in events]
     charts = []
@@ -198,17 +211,17 @@ def _curve_charts(runs: Sequence[RunRecord]) -> list[Chart]:
 
 
 def _symbols(run: RunRecord) -> str:
-    names = dict.fromkeys(name for _, name, _ in run.events())
+    names = dict.fromkeys(name for _, name, _ in run.events)
     return ", ".join(f"{_SYMBOLS[name]} {name}" for name in names)
 
 
 def _scores(run: RunRecord) -> list[Values]:
     rows = []
-    for (score, source), points in run.curves().items():
+    for (score, source), points in run.curves.items():
         finite = [point for point in points if math.isfinite(point[1])]
         if source == _TRAINING or not finite:
             continue
-        better = max if is_share(score) else min
+        better = min if score.endswith(("loss", "perplexity")) else max
         step, best = better(finite, key=lambda point: point[1])
         start = points[0][1] if points[0][0] == 0 else None
         figures = {"start": start, "last": points[-1][1], "best": best}
@@ -224,8 +237,7 @@ def _path_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """
     paths: dict[tuple[str, str], list[Series]] = defaultdict(list)
     for run in runs:
-        curves = run.curves()
-        loss = "mlm_loss" if any(score == "mlm_loss" for score, _ in curves) else "loss"
+        curves, loss = run.curves, run.loss
         starts = {
             source: points[0][1]
             for (score, source), points in curves.items()
@@ -265,7 +277,7 @@ def _example(filled: FilledText) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _wall_time(run: RunRecord) -> Values:
-    if (account := run.goodput()) is None:
+    if (account := run.goodput) is None:
         return {}
     shares = {kind: Share(share, share) for kind, share in account.shares.items() if share}
     total = timedelta(seconds=round(account.total))
@@ -273,4 +285,4 @@ def _wall_time(run: RunRecord) -> Values:
 
 
 def _events(run: RunRecord) -> list[Values]:
-    return [{"step": step, "event": name, "details": text} for step, name, text in run.events()]
+    return [{"step": step, "event": name, "details": text} for step, name, text in run.events]
