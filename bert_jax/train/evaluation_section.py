@@ -112,8 +112,9 @@ class EvaluationSection(Section):
     sets: HeldOutSets = pydantic.Field(default_factory=dict)
     """Several such datasets by name, instead of `dataset`: `{domain: data/clinical, general:
     data/wiki}`. Every score is reported for each set, as `domain.mlm_loss`."""
-    seed: int | None = pydantic.Field(default=None, ge=0)
-    """Seed of the masks. null: the run's seed."""
+    seed: int | None = pydantic.Field(default=0, ge=0)
+    """Seed of the masks. By default, all runs have equal masks, so that their scores can be
+    compared. null: the run's seed."""
     batch_size: int | None = pydantic.Field(default=None, ge=1)
     """Rows per batch; scores do not depend on it. null: the phase's `batch_size` divided by its
     `accumulation`."""

@@ -320,7 +320,7 @@ class TrainSection(Section):
 
     def evaluation_seed(self, seed: int) -> int:
         """Returns the seed of the masks in evaluations of a run with the seed `seed`."""
-        own = self.evaluation and self.evaluation.seed
+        own = self.evaluation.seed if self.evaluation else 0
         return seed if own is None else own
 
     def evaluation_rows(self, phase: PhaseSection) -> int:

@@ -48,7 +48,7 @@ def evaluate_objective(
     """
     # Refuses a model without the heads before its parameters are read.
     define = _own_or_trained(objective_of(run))
-    phase, rows, cache, seed = None, BATCH_SIZE, CacheSection(), run.seed
+    phase, rows, cache, seed = None, BATCH_SIZE, CacheSection(), 0
     paths = {} if dataset is None else {"": dataset}
     if run.has("train"):
         section = run.section("train", TrainSection, verb="evaluate")

@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 import yaml
 
+import bert_jax
 from bert_jax.model.section import HeadsSection
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
@@ -48,6 +50,15 @@ def test_checkpoints_of_a_run_and_models_are_averaged(project: Path, tmp_path: P
     assert largest_difference(params(merged), expected) < 1e-7
     found = json.loads((merged / "provenance.json").read_text())["averaged"]
     assert [each["weight"] for each in found] == [0.75, 0.25]
+
+    # Models are compared with the same masks.
+    ok("average", run, run, "--output", tmp_path / "same")
+    dataset = project / "dataset32"
+    first, second = (
+        bert_jax.evaluate(str(each), dataset=str(dataset)).scores
+        for each in (run, tmp_path / "same")
+    )
+    assert first == pytest.approx(second, rel=1e-6)
 
     ok("export", merged, tmp_path / "out")
     line = refused("average", smooth, merged, "--weights", "0.5,0.4", "--output", tmp_path / "no")
