@@ -52,6 +52,7 @@ LossLimits: TypeAlias = Annotated[
 """Limits of losses by name."""
 LossWeights: TypeAlias = Annotated[
     dict[str, Annotated[float, pydantic.Field(gt=0)]],
+    pydantic.Field(min_length=1),
     pydantic.BeforeValidator(lambda found: {found: 1.0} if isinstance(found, str) else found),
     pydantic.AfterValidator(_check_losses),
 ]

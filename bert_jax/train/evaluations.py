@@ -1,7 +1,7 @@
 """Evaluations during a run. If a signal interrupts an evaluation, the resumed run repeats it."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +37,7 @@ class HeldOut(NamedTuple):
 
     open_batches: Callable[[], HostBatches]  # opens one pass over the examples
     batch: Batch  # shapes of a batch
+    lacking: Collection[str] = ()  # names of metrics for which the examples have no data
 
 
 class Evaluator:
@@ -76,8 +77,13 @@ class Evaluator:
         """Returns the names of the scores, without computing them."""
         step, first = make_evaluation_step(self._task, self._model), next(iter(self._sets.values()))
         sums = jax.eval_shape(step, self._model.params, first.batch, frozen, np.uint32(0))
-        scores = self._task.score({name: (1.0, 1.0) for name in sums})
-        return [score_name(held_out, name) for held_out in self._sets for name in scores]
+        return [
+            score_name(name, score)
+            for name, held_out in self._sets.items()
+            for score in self._task.score(
+                {each: (1.0, 0.0 if each in held_out.lacking else 1.0) for each in sums}
+            )
+        ]
 
     def __call__(self, params: Params, frozen: Params) -> dict[str, float]:
         """Returns the scores of parameters and frozen parameters on all sets.
@@ -184,7 +190,7 @@ class Evaluations:
         remark = phase.watch.remark(scores) if phase.watch else ""
         output.display.evaluated(progress.step, scores, remark)
         if progress.position is None:
-            progress.start = {**scores}
+            progress.start, progress.start_data = {**scores}, phase.validation
             check_start(self._spec, progress)
         score = self._spec.selection.score(scores, phase=progress.phase, data=phase.validation)
         self._tracker.record_evaluation(scores, score)
@@ -221,11 +227,12 @@ class Evaluations:
 
 
 def check_start(spec: TrainSpec, progress: TrainProgress) -> None:
-    """Raises UserError if the start lacks scores that `at_most` compares."""
-    if missing := spec.intervals.at_most.keys() - progress.start.keys():
+    """Raises UserError if the start lacks scores that `at_most` compares, or had other data."""
+    names, data = spec.intervals.at_most.keys(), spec.phases[progress.phase].validation
+    if missing := names if progress.start_data != data else names - progress.start.keys():
         raise UserError(
             "evaluation.no_start",
-            f"found {commas(sorted(missing))}, but {spec.run_dir} has no such score before its "
-            "first step. Remove this setting, or use a new run_dir.",
+            f"found {commas(sorted(missing))}, but {spec.run_dir} has no such score on these "
+            "held-out data before its first step. Remove this setting, or use a new run_dir.",
             place="train.evaluation.at_most",
         )

@@ -13,7 +13,7 @@ import jax
 from etils import epath
 from rich.console import Console
 
-from bert_jax.narration import doing
+from bert_jax.narration import doing, narrator_of
 from bert_jax.parallel.memory import out_of_memory
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.evaluations import Evaluations, check_start
@@ -60,7 +60,8 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
     abstract = abstract_state(step.model, step.optimizer, spec.mesh, ema=step.ema is not None)
     with watch.on("restore"), doing("making or restoring the state"):
         rollbacks = RollbackLog(spec.run_dir)
-        state, progress = restore_or_initialise(spec, abstract, rollbacks, say=warn_aloud)
+        say = narrator_of(console).say
+        state, progress = restore_or_initialise(spec, abstract, rollbacks, say=say, warn=warn_aloud)
     if progress.position is not None:
         check_start(spec, progress)
     spec.write_config(spec.run_dir)

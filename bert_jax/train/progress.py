@@ -37,6 +37,7 @@ class TrainProgress:
     unevaluated: bool = False  # whether the evaluation of this step is missing
     scores: dict[str, float] = dataclasses.field(default_factory=dict)  # this step's, for the rules
     start: dict[str, float] = dataclasses.field(default_factory=dict)  # before the first step
+    start_data: str = ""  # `Phase.validation` of the scores in `start`
     frozen: dict[str, str] = dataclasses.field(default_factory=dict)  # hashes of frozen models
     # Settings of the architecture in which the phase of the last step differs from config.yaml
     architecture: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -69,7 +70,7 @@ class TrainProgress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the progress as plain JSON."""
-        optional = ("frozen", "architecture", "causal", "scores", "start")
+        optional = ("frozen", "architecture", "causal", "scores", "start", "start_data")
         absent = {name for name in optional if not getattr(self, name)}
         return _PLAIN.dump_python(self, exclude=absent)
 

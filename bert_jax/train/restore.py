@@ -109,7 +109,12 @@ class RollbackLog:
 
 
 def restore_or_initialise(
-    spec: TrainSpec, abstract: TrainState, rollbacks: RollbackLog, *, say: Callable[[str], None]
+    spec: TrainSpec,
+    abstract: TrainState,
+    rollbacks: RollbackLog,
+    *,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> tuple[TrainState, TrainProgress]:
     """Returns state and progress of the last checkpoint; without one, initialises them.
 
@@ -119,8 +124,8 @@ def restore_or_initialise(
         spec: specification of the run.
         abstract: shapes, dtypes and shardings of the state.
         rollbacks: rollbacks of the run.
-        say: prints a message if `spec.allow_data_change` is set and the data have changed, and if
-            the moving average of the parameters begins at the checkpoint.
+        say: prints a message if the moving average of the parameters begins at the checkpoint.
+        warn: prints a warning if `spec.allow_data_change` is set and the data have changed.
 
     Raises:
         UserError: the checkpoint belongs to another model, other frozen models, or to other phases
@@ -140,7 +145,7 @@ def restore_or_initialise(
             say(f"train.ema: the average begins with the parameters of checkpoint {step}")
         state = spec.checkpoints.restore_state(abstract, step=step)
     rollbacks.apply(progress)
-    _check(progress, spec, say)
+    _check(progress, spec, warn)
     return state, progress
 
 
@@ -174,7 +179,7 @@ def _begin(progress: TrainProgress, spec: TrainSpec) -> None:
     progress.unevaluated = spec.intervals.evaluate_first
 
 
-def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None]) -> None:
+def _check(progress: TrainProgress, spec: TrainSpec, warn: Callable[[str], None]) -> None:
     """Raises UserError if phases are missing, or data differ without `allow_data_change`."""
     phases = spec.phases
     if progress.phase >= len(phases):
@@ -193,7 +198,7 @@ def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None])
     before = progress.position
     progress.position = after = phase.loader.resume_position(before)
     if differences := before.differences(after.fingerprint):
-        say(
+        warn(
             f"--allow-data-change: {describe_differences(differences)}; phase {progress.phase} had "
             f"read {before.example_index:,} rows and resumes at row {after.example_index:,} "
             f"{'of the same order' if after.example_index else 'of a new order'}"

@@ -161,14 +161,14 @@ class StepRunner:
         abstract = jax.tree.map(abstract_like, state)
         for leaf in jax.tree.leaves(state):
             leaf.delete()
-        display = self.output.display
+        display, before = self.output.display, self.tracker.progress
         with self.output.watch.on("restore"):
             state, progress = restore_or_initialise(
-                self._spec, abstract, self._rollbacks, say=display.say
+                self._spec, abstract, self._rollbacks, say=display.say, warn=display.say
             )
         progress.unevaluated = False  # this process repeated the evaluation at its start
-        progress.start = self.tracker.progress.start
-        left_out = self._rollbacks.add(bad, progress, at=self.tracker.progress)
+        progress.start, progress.start_data = before.start, before.start_data
+        left_out = self._rollbacks.add(bad, progress, at=before)
         self.tracker.progress = progress
         self.output.rewind(progress.step)
         self._write_rollback(left_out)

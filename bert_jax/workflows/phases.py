@@ -9,6 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from bert_jax.data.dataset.cache import DatasetCache
+from bert_jax.data.dataset.provenance import PAIR_KINDS
 from bert_jax.data.dataset.reader import Dataset, open_dataset
 from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.google_bert.reader import (
@@ -55,6 +56,12 @@ class ExampleSource:
         if isinstance(self.dataset, Dataset):
             return tuple(self.dataset.provenance.splits)
         return tuple(find_splits(self.dataset.directory))
+
+    @property
+    def lacking(self) -> set[str]:
+        """Names of the losses of pair tasks for which the examples have no labels."""
+        kind = self.dataset.provenance.pairing.kind if isinstance(self.dataset, Dataset) else "nsp"
+        return {f"{each}_loss" for each in PAIR_KINDS if each != kind}
 
     def features(
         self,
@@ -143,7 +150,8 @@ def make_evaluator(
             limit=limit,
             share=share,
         )
-        sets[name] = HeldOut(open_batches, abstract_batch(features, mesh, rows=rows))
+        batch = abstract_batch(features, mesh, rows=rows)
+        sets[name] = HeldOut(open_batches, batch, source.lacking)
     return Evaluator(task, model, sets, mesh, shares=share.count)
 
 
@@ -316,7 +324,7 @@ class PhaseOpener(NamedTuple):
             max_examples=section.max_examples,
             evaluation=False,
         )
-        evaluator = None
+        evaluator, seed = None, settings.train.evaluation_seed(settings.seed)
         if settings.train.evaluation is not None and held_out:
             evaluator = make_evaluator(
                 held_out,
@@ -326,7 +334,7 @@ class PhaseOpener(NamedTuple):
                 seq_length=section.seq_length,
                 max_predictions=section.max_predictions,
                 rows=settings.train.evaluation_rows(section),
-                seed=settings.train.evaluation_seed(settings.seed),
+                seed=seed,
                 limit=self._limit,
             )
         loader = Loader(
@@ -351,7 +359,7 @@ class PhaseOpener(NamedTuple):
             shapes=1 + len(section.batch_ramp),
             flops_per_row=objective.flops_per_row(features.batch([], [])),
             evaluate=evaluator,
-            validation=f"{self._limit or 'all'} examples of {fingerprints_of(held_out)}",
+            validation=f"{self._limit or 'all'} of {fingerprints_of(held_out)}, seed {seed}",
             architecture=changes,
             causal=settings.objective_of(index).heads.causal,
             pretrained=settings.origin is not None or _starts_from_teacher(objective),

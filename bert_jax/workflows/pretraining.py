@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
-from bert_jax.errors import UserError, did_you_mean, one_of
+from bert_jax.errors import UserError, all_of, did_you_mean, one_of
 from bert_jax.files.atomic import refusal_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
@@ -283,6 +283,7 @@ def _check_rules(
     See `EvaluationSection.rules`.
     """
     names: dict[str, set[type]] = {}  # kinds of objectives that have a score
+    together: list[list[str]] = []  # names of the scores of each phase
     for found in opened if rules else ():
         if found.evaluator is None:
             raise UserError(
@@ -292,7 +293,9 @@ def _check_rules(
                 place=f"train.evaluation.{next(iter(rules))}",
             )
         own = found.evaluator.score_names(frozen)
-        for name in [score_name(part, each) for part in found.phase.scored for each in own]:
+        own = [score_name(part, each) for part in found.phase.scored for each in own]
+        together.append(own)
+        for name in own:
             names.setdefault(name, set()).add(type(found.phase.step.task))
     for key, wanted in rules.items():
         # The total losses of two objectives cannot be compared.
@@ -304,6 +307,13 @@ def _check_rules(
                     f'found "{name}", allowed: {one_of(allowed)}{did_you_mean(name, allowed)}',
                     place=f"train.evaluation.{key}",
                 )
+        if key == "best_by" and not any(set(wanted) <= set(own) for own in together):
+            raise UserError(
+                "evaluation.scores_apart",
+                f"found {all_of(wanted)}, allowed: losses of one phase, because no evaluation has "
+                "all of these",
+                place=f"train.evaluation.{key}",
+            )
 
 
 def _load_frozen(opened: Sequence[OpenedPhase], mesh: Mesh) -> FrozenParams:

@@ -24,6 +24,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.report.pretraining.page import FilledText, RunRecord, render
 from bert_jax.report.rendering import Cell, flat
 from bert_jax.runs.run_directory import Run, read_run_provenance
+from bert_jax.train.checkpoint_manifest import EMA
 from bert_jax.train.metrics_writer import METRICS, read_metrics
 from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.state import define_model
@@ -149,7 +150,7 @@ def _record(
         phases=phases,
         metrics=read_metrics(run.directory) if (run.directory / METRICS).exists() else [],
         settings=dict(flat(settings)),
-        kept=[score.rpartition(".")[0] for score in at_most or ()],
+        kept=[score.rpartition(".")[0].removeprefix(f"{EMA}.") for score in at_most or ()],
         filled=filled,
     )
 

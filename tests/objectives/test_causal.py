@@ -242,5 +242,8 @@ def test_phases_that_do_not_fit_are_refused(project: Path, switched: tuple[Path,
     assert result.key == "setting.ignored"
     result = refused("pretrain", config, "train.phases.0.objective={kind: roberta}")
     assert result.key == "run.other_setting"
+    weights = "train.evaluation.best_by={next_token_loss: 1, mlm_loss: 1}"
+    place = "train.evaluation.best_by"
+    says(refused("pretrain", config, weights), key="evaluation.scores_apart", place=place)
     result = refused("pretrain", config, "train.phases.1.objective={kind: robrta}")
     assert result.key == "setting.value"

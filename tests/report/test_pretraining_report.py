@@ -39,7 +39,7 @@ def test_a_run_with_sets_shows_its_start_gain_and_events() -> None:
     ]
     loss = points(found["mlm_loss"])
     assert loss["domain"] == [(0, 4), (10, 3), (20, 2), (30, 1), (40, 0)]
-    assert loss["training"] == [(10, 3.5), (20, 2.5), (30, 1.5), (40, 0.5)]
+    assert loss["training data"] == [(10, 3.5), (20, 2.5), (30, 1.5), (40, 0.5)]
     assert texts(found["mlm_loss"]) == [
         *((4, "start, domain"), (2, "start, general"), (3.5, "start, ema.domain")),
         *((20, "phase 1"), (30, "↻"), (25, "✕")),
@@ -58,6 +58,22 @@ def test_a_run_with_sets_shows_its_start_gain_and_events() -> None:
     (example,) = items(document.root)
     assert example.startswith("domain: a [MASK]")
     assert "b ✓ b 50.0%" in example
+
+
+def test_a_run_of_two_objectives_shows_the_loss_of_each() -> None:
+    names = ("next_token_loss", "next_token_loss", "mlm_loss")
+    lines = [
+        {"kind": kind, "step": step, f"{held_out}loss": step, f"{held_out}{name}": step}
+        for step, name in enumerate(names)
+        for kind, held_out in (("train", ""), ("validation", "training."))
+    ]
+    document = read(render([pretraining_run(metrics=lines)], footer=""))
+    found = charts(document)
+    assert list(found) == ["next_token_loss", "mlm_loss"]
+    lines_of = points(found["mlm_loss"])
+    assert lines_of == {"training data": [(2, 2)], "training": [(2, 2)]}
+    scores = rows(document.root, "Scores on held-out data")
+    assert list(scores) == ["next_token_loss, training", "mlm_loss, training"]
 
 
 def test_a_comparison_shows_what_differs() -> None:

@@ -100,7 +100,7 @@ def test_a_resumed_run_may_begin_and_end_its_average(
 ) -> None:
     copy = shortened(plain, tmp_path, to=2)
     said = ok("pretrain", config, EMA, f"run_dir={copy}")
-    assert re.search(r"train.ema: .* checkpoint 2\b", said), said
+    assert re.search(r"^train.ema: .* checkpoint 2$", said, re.MULTILINE), said
     average = params(plain, 2)
     for step, decay in ((3, 3 / 12), (4, DECAY)):
         average = moved(average, params(plain, step), decay)

@@ -116,6 +116,9 @@ def test_a_run_ends_when_it_forgets_too_much_and_goes_on_without_the_limit(
     assert scores_of(stopped) == scores_of(run)
     start, *_, last = (scores["general.mlm_loss"] for scores in scores_of(run).values())
     assert f"step {STEPS}: general.mlm_loss {last:.5g} is {last - start:.3g} above" in output
+    # Scores on other examples cannot be compared with the start.
+    line = refused("pretrain", config, f"run_dir={stopped}", LIMIT, "train.evaluation.examples=9")
+    says(line, key="evaluation.no_start", place="train.evaluation.at_most")
 
 
 def test_patience_counts_in_a_resumed_run(config: Path, tmp_path: Path) -> None:
@@ -168,6 +171,7 @@ def test_a_resumed_run_needs_its_start_and_its_sets(
         ({"best_by": "mlm_accuracy"}, "evaluation.not_a_loss", "best_by.mlm_accuracy", {}),
         ({"best_by": {"loss": 0}}, "setting.value", "best_by.loss", {"found": 0}),
         ({"best_by": 3}, "setting.value", "best_by", {"found": 3}),
+        ({"best_by": {}}, "setting.value", "best_by", {}),
         ({"patience": 0}, "setting.value", "patience", {"found": 0}),
     ],
     ids=str,
@@ -211,6 +215,18 @@ def with_provenance(source: Path, target: Path, **changes: Any) -> str:
     path = target / "provenance.json"
     path.write_text(json.dumps(sealed(unsealed(json.loads(path.read_text())) | changes)))
     return str(target)
+
+
+def test_a_set_without_pairs_has_no_scores_of_pairs(
+    config: Path, project: Path, tmp_path: Path
+) -> None:
+    pairing = {"kind": "doc_sentences", "dupe_factor": 1, "short_seq_prob": 0.0}
+    made = json.loads((project / "dataset48" / "provenance.json").read_text())["pairing"]
+    bare = with_provenance(project / "dataset48", tmp_path / "bare", pairing=made | pairing)
+    rule, run_dir = "train.evaluation.best_by=general.nsp_loss", f"run_dir={tmp_path / 'run'}"
+    line = refused("pretrain", config, run_dir, rule, f"train.evaluation.sets.general={bare}")
+    says(line, key="evaluation.unknown_score", allowed=["domain.nsp_loss", "general.mlm_loss"])
+    assert "general.nsp_accuracy" not in line
 
 
 def test_doctor_finds_the_set_that_is_in_the_training_data(

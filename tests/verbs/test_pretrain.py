@@ -108,7 +108,7 @@ def test_the_report_shows_the_metrics_and_fills_masks(trained: Path, run: Path) 
     assert f"report: run/{REPORT}" in (trained.parent / "said.txt").read_text()
     written = (run / REPORT).read_text()
     document = read(written)
-    for source, kind in (("training", "train"), ("held out", "validation")):
+    for source, kind in (("training data", "train"), ("held out", "validation")):
         expected = [(line["step"], line["mlm_loss"]) for line in read_metrics(run, kind=kind)]
         assert curve(document, "mlm_loss")[source] == expected
     assert rows(document.root, "Phases")["0"][:2] == ["bert", "12"]

@@ -26,7 +26,7 @@ from bert_jax.train.time_account import Goodput, goodput_of
 
 MOST_RUNS: Final = LINES  # maximum number of runs in a comparison
 _HELD_OUT: Final = "held out"  # source of the scores of a held-out set without a name
-_TRAINING: Final = "training"
+_TRAINING: Final = "training data"  # source of the scores of training rows
 _AVERAGED: Final = "ema"  # prefix of the scores of averaged parameters
 _CURVES: Final = ("train", VALIDATION, "speed")  # kinds of lines with curves
 _LOSSES: Final = ("mlm_loss", "next_token_loss")  # losses to compare, best first
@@ -64,7 +64,7 @@ class RunRecord:
         """Points (step, value) by (score, source), such as ("mlm_loss", "held out").
 
         The source of a held-out score is its prefix in metrics.jsonl. Omits a total loss that
-        equals its only term.
+        always equals a term, such as that of the phase's objective.
         """
         found: dict[tuple[str, str], Points] = defaultdict(list)
         for line in self.metrics:
@@ -74,9 +74,10 @@ class RunRecord:
                     source = source or (_HELD_OUT if line["kind"] == VALIDATION else _TRAINING)
                     found[score, source].append((float(line["step"]), float(value)))
         for source in {source for _, source in found}:
-            terms = [own for (score, of), own in found.items() if of == source and score != "loss"]
-            if found.get(("loss", source)) in terms:
-                del found["loss", source]
+            names = [score for score, of in found if of == source and score.endswith("_loss")]
+            terms = {point for score in names for point in found[score, source]}
+            if terms.issuperset(found.get(("loss", source), ())):
+                found.pop(("loss", source), None)
         return found
 
     @functools.cached_property
