@@ -14,7 +14,7 @@ from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import is_google_bert
-from bert_jax.data.rows.masking import MaskingSection, TokenMasker
+from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.files.atomic import refusal_of, write_errors, write_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.inference.bucketed import model_of_run
@@ -35,9 +35,8 @@ from bert_jax.workflows.phases import VALIDATION
 from bert_jax.workflows.pretraining_settings import TrainSection
 
 # Whole words, because a text with a masked part of a word is hard to read.
-MASKING: Final = MaskingSection(
-    unit="whole_word", replace_with_mask=1.0, replace_with_random=0.0, max_predictions=3
-)
+MASKING: Final = MaskingSection(unit="whole_word", replace_with_mask=1.0, replace_with_random=0.0)
+WORDS: Final = 3  # maximum number of masks of a text
 TOKENS: Final = 64  # maximum number of tokens of a text with filled masks
 TOP: Final = 3  # number of pieces for each mask
 OTHERS: Final = ("run_dir", "vocab", "examples", "finetune", "score", "submit")  # not shown
@@ -81,46 +80,48 @@ def fill_held_out(run: Run, cache: DatasetCache | None) -> list[FilledText]:
 
     Returns an empty list if the run has no MLM head or no held-out examples on this machine.
     """
-    train = run.section("train", TrainSection, verb="report")
-    found = []
-    for name, path in _held_out(train).items() if run.heads.mlm and not run.heads.causal else ():
-        if is_google_bert(path) or (is_remote(path) and cache is None):
-            continue
-        path = path if cache is None else cache.local(path)
-        if VALIDATION in read_provenance(path).splits and train.report_texts:
-            found.append((name, open_dataset(path, VALIDATION)))
-    if not found:
+    if not run.heads.mlm or run.heads.causal or not (masked := _mask_held_out(run, cache)):
         return []
-    tokenizer, special = run.tokenizer, run.tokenizer.special
-    masker = TokenMasker.from_tokenizer(tokenizer, masking=MASKING, max_predictions=TOP)
-    sources, masked = [], []
-    for name, dataset in found:
-        rng = np.random.default_rng(run.seed)
-        count = min(train.report_texts, len(dataset))
-        for example in dataset.__getitems__(rng.choice(len(dataset), count, replace=False)):
-            text = example.input_ids[1 : example.first_length - 1].astype(np.int32)
-            words = np.flatnonzero(~tokenizer.is_continuation[text])  # a text may begin in a word
-            text = text[words[0] : words[0] + TOKENS] if len(words) else text[:TOKENS]
-            sources.append(name)
-            masked.append(masker(np.array([special.cls, *text, special.sep]), rng))
     # Compiling for a CPU is faster, and needs no other process.
     try:
         devices = jax.local_devices(backend="cpu")
     except RuntimeError:  # JAX_PLATFORMS excludes it
         devices = jax.local_devices()
     mesh = make_mesh(MeshSection(), devices[:1])
-    model = model_of_run(run, checkpoint="last", mesh=mesh)
-    if model.heads.causal:
+    model, pieces = model_of_run(run, checkpoint="last", mesh=mesh), run.tokenizer
+    if model.heads.causal:  # the last checkpoint is of an earlier phase
         return []
-    filled = MaskFiller(model, top_k=TOP).fill([each.input_ids.tolist() for each in masked])
+    filled = MaskFiller(model, top_k=TOP).fill([each.input_ids.tolist() for _, each in masked])
     return [
         FilledText(
             name,
-            tokenizer.decode(each.input_ids[1:-1].tolist()),
-            list(zip(tokenizer.texts(each.ids.tolist()), answers, strict=True)),
+            pieces.decode(each.input_ids[1:-1].tolist()),
+            list(zip(pieces.texts(each.ids.tolist()), answers, strict=True)),
         )
-        for name, each, answers in zip(sources, masked, filled, strict=True)
+        for (name, each), answers in zip(masked, filled, strict=True)
     ]
+
+
+def _mask_held_out(run: Run, cache: DatasetCache | None) -> list[tuple[str, MaskedExample]]:
+    """Returns masked first spans of held-out examples, each with the name of its set."""
+    train, tokenizer = run.section("train", TrainSection, verb="report"), run.tokenizer
+    masker = TokenMasker.from_tokenizer(tokenizer, masking=MASKING, max_predictions=WORDS)
+    masked = []
+    for name, path in _held_out(train).items() if train.report_texts else ():
+        place = path if cache is None else cache.local(path)
+        if is_google_bert(place) or is_remote(place) or not os.path.exists(place):
+            continue
+        if VALIDATION not in read_provenance(place).splits:
+            continue
+        dataset, rng = open_dataset(place, VALIDATION), np.random.default_rng(run.seed)
+        rows = rng.permutation(len(dataset))[: train.report_texts]
+        for example in dataset.__getitems__(rows.tolist()):
+            text = example.input_ids[1 : example.first_length - 1].astype(np.int32)
+            words = np.flatnonzero(~tokenizer.is_continuation[text])  # a text may begin in a word
+            text = text[words[0] : words[0] + TOKENS] if len(words) else text[:TOKENS]
+            found = masker(np.array([tokenizer.special.cls, *text, tokenizer.special.sep]), rng)
+            masked += [(name, found)] if len(found.positions) else []
+    return masked
 
 
 def _held_out(train: TrainSection) -> dict[str, str]:

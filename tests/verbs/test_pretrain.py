@@ -149,6 +149,16 @@ def test_several_reports_are_compared(trained: Path, run: Path, tmp_path: Path) 
         }
     assert not list(document.root.iter("ol"))
 
+    heads, facts = HeadsSection(mlm=True), {"before": 1.5, "after": 1.25}
+    words_ = {"new_words": {"kubernetes": 7}, "pieces_per_word": facts}
+    start = run_like(trained, tmp_path / "start", heads=heads, **words_)
+    train = open_run(trained).settings["train"]
+    young = run_like(trained, tmp_path / "young", heads=heads, train=train, init_from=str(start))
+    assert "no checkpoint yet" in invoke("report", young).stderr
+    model = rows(read((young / REPORT).read_text()).root, "Model and run")
+    assert model["start"] == [str(start)]
+    assert model["pieces per word"] == ["1.500, with new words 1.250"]
+
     imported = import_of(trained, tmp_path / "imported", heads=HeadsSection(mlm=True))
     for key, *paths in (("report.imported", imported), ("report.runs", run, run)):
         assert refused("report", *paths).key == key
@@ -260,20 +270,29 @@ def test_init_from_draws_missing_heads_afresh(config: Path, trained: Path, tmp_p
     assert origin == str(source)
 
 
-def import_of(trained: Path, directory: Path, *, heads: HeadsSection) -> Path:
-    """Returns an imported run whose model has these heads."""
+def run_like(
+    trained: Path, directory: Path, *, heads: HeadsSection, train: Any = None, **origin: Any
+) -> Path:
+    """Writes a run directory without a checkpoint."""
     run = open_run(trained)
     write_run(
         epath.Path(directory),
-        {},
+        {**run.settings, "train": train},
         run_dir=str(directory),
         execution=run.model.execution,
         heads=heads,
         architecture=run.architecture,
         tokenizer=run.tokenizer,
-        origin={},
+        origin=origin,
     )
-    params = load_params(run, checkpoint="last", mesh=open_mesh(one_device=True)).params
+    return directory
+
+
+def import_of(trained: Path, directory: Path, *, heads: HeadsSection) -> Path:
+    """Returns an imported run whose model has these heads."""
+    run_like(trained, directory, heads=heads)
+    run, device = open_run(trained), open_mesh(one_device=True)
+    params = load_params(run, checkpoint="last", mesh=device).params
     lacking = {"pooler": heads.pooler, "next_sentence": heads.next_sentence}
     kept = {part: value for part, value in params.items() if lacking.get(part, True)}
     with write_checkpoints(directory) as checkpoints:
