@@ -26,7 +26,9 @@ def small_encoder(kind: str, **changes: Any) -> EncoderArchitecture:
         "intermediate_size": 128,
         "max_position_embeddings": 64,
     }
-    chosen = SECTIONS[kind].architecture_type
+    section, decodes = SECTIONS[kind], "enhanced_mask_decoder" in changes
+    chosen = section.generator_type if decodes else section.architecture_type
+    assert chosen is not None
     if "embedding_size" in chosen.model_fields:
         values["embedding_size"] = 48  # the embeddings may be narrower than the layers
     if "num_key_value_heads" in chosen.model_fields:

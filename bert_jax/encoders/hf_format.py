@@ -216,6 +216,11 @@ class HfConfig(Section):
         return self.architecture_type(**self.model_dump(include=settings))
 
     @property
+    def generator(self) -> Any:
+        """The architecture, if the file describes the generator of a model's pretraining."""
+        return self.architecture
+
+    @property
     def problem(self) -> ProblemName | None:
         """Problem of a sequence classifier, or None if the file does not name it."""
         return None if self.problem_type is None else PROBLEMS[self.problem_type]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -61,7 +61,7 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
     heads = _heads_found(weights, found, source)
     _check_tied(weights, found, heads, source)
     _check_labels(weights, found.format, heads, source)
-    params, names = _read_params(weights, found, heads)
+    params, names = _read_params(weights, found.format, architecture, heads)
     unread = sorted(weights.specs.keys() - names)
     reasons = {name: tensor_conversion.reason_to_ignore(name, ignored) for name in unread}
     generator = read_generator(directory, architecture)
@@ -74,7 +74,7 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
         ignored={name: reason for name, reason in reasons.items() if reason is not None},
         notes=(*_notes(found, heads), *generator.notes),
         generator=generator.params,
-        generator_sizes=generator.sizes,
+        generator_settings=generator.settings,
         model_type=found.config.model_type,
     )
 
@@ -124,7 +124,7 @@ class Generator(NamedTuple):
     """The generator beside a model, or no files and parameters."""
 
     params: tensor_conversion.Params | None = None
-    sizes: Mapping[str, int] = {}
+    settings: Mapping[str, Any] = {}  # of `objective.generator`
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -138,9 +138,9 @@ def read_generator(directory: Path, model: EncoderArchitecture) -> Generator:
     if not source.exists() or not (directory / _GENERATOR_WEIGHTS).exists():
         return Generator()
     found = hf_config.read_config(source)
-    architecture = found.architecture
+    architecture = found.config.generator
     sizes = {name: getattr(architecture, name) for name in SIZES}
-    if model.with_changes(sizes) != architecture:
+    if model.with_changes(sizes) != found.architecture:
         raise UserError(
             "import.generator",
             f"found a generator that differs from the model of {CONFIG} in more than "
@@ -148,17 +148,19 @@ def read_generator(directory: Path, model: EncoderArchitecture) -> Generator:
             place=source,
         )
     weights = HfWeights(directory, found.format, file=_GENERATOR_WEIGHTS)
-    params, _ = _read_params(weights, found, HeadsSection(pooler=False, next_sentence=False))
+    heads = HeadsSection(pooler=False, next_sentence=False)
+    params, _ = _read_params(weights, found.format, architecture, heads)
+    others = {name: each for name, each in architecture if name not in type(model).model_fields}
     layers, width = architecture.num_hidden_layers, architecture.hidden_size
     note = f"with the generator of its pretraining ({layers} layers, hidden size {width})"
-    return Generator(params, sizes, (source, *weights.files), (note,))
+    settings = {**sizes, "architecture": others}
+    return Generator(params, settings, (source, *weights.files), (note,))
 
 
 def _read_params(
-    weights: HfWeights, found: hf_config.HfModelConfig, heads: HeadsSection
+    weights: HfWeights, format: HfFormat, architecture: EncoderArchitecture, heads: HeadsSection
 ) -> tuple[tensor_conversion.Params, set[str]]:
     """Returns the parameters of a model with heads, and the names of the tensors that they read."""
-    architecture, format = found.architecture, found.format
     definition = tensor_conversion.definition_of(architecture, heads)
     placements = _placements(format, weights.prefix, definition, architecture, heads)
     params = tensor_conversion.read_params(

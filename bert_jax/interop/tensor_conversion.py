@@ -275,7 +275,7 @@ class Pretrained(NamedTuple):
     ignored: Mapping[str, str] = MappingProxyType({})  # tensors not read, with the reasons
     notes: tuple[str, ...] = ()  # what an import left out, for the user
     generator: Params | None = None  # of pretraining: encoder and MLM head, if a file has it
-    generator_sizes: Mapping[str, int] = {}  # settings of `objective.generator`
+    generator_settings: Mapping[str, Any] = {}  # settings of `objective.generator`
     model_type: str | None = None  # `model_type` of the Hugging Face checkpoint that it comes from
 
 

@@ -57,7 +57,7 @@ class SelfAttention(nnx.Module):
         """
         if self.core == "fused":
             assert not isinstance(dropout, jax.Array)
-            attended = self._fused(x_BLD, seen, dropout, queries_BQ)
+            attended = self._fused(self._products(x_BLD, queries_BQ), seen, dropout, queries_BQ)
         else:
             assert not isinstance(dropout, DropoutWords)
             attended = self._plain(x_BLD, seen, dropout, queries_BQ)
@@ -89,7 +89,7 @@ class SelfAttention(nnx.Module):
 
     def _fused(
         self,
-        x_BLD: Array,
+        products: tuple[Array, Array, Array],
         segment_ids: Array,
         words: DropoutWords | None,
         queries_BQ: Array | None,
@@ -98,7 +98,7 @@ class SelfAttention(nnx.Module):
         """Returns the attended values [B, Q, H, K], computed by the fused kernel."""
         heads, columns = self.query.outputs
         attended_BQW = fused_attention(
-            self._products(x_BLD, queries_BQ),
+            products,
             jnp.stack([each.bias[...].reshape(-1) for each in self._maps]),
             segment_ids,
             words,
@@ -112,9 +112,13 @@ class SelfAttention(nnx.Module):
 
     def projected(self, x_BLD: Array, queries_BQ: Array | None = None) -> tuple[Array, ...]:
         """Returns queries [B, Q, H, K], keys and values [B, L, H, K]."""
+        return self._with_biases(self._products(x_BLD, queries_BQ))
+
+    def _with_biases(self, products: tuple[Array, Array, Array]) -> tuple[Array, ...]:
+        """Returns queries, keys and values from their products."""
         return tuple(
             constrain(each.with_bias(y_BLW), "batch", "length", "heads", "head_dim")
-            for each, y_BLW in zip(self._maps, self._products(x_BLD, queries_BQ), strict=True)
+            for each, y_BLW in zip(self._maps, products, strict=True)
         )
 
     def scores(self, x_BLD: Array, seen: Any) -> Scores:

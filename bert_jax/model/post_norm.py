@@ -51,9 +51,9 @@ class LayerDropout(NamedTuple):
     fed: TileFactors | None  # of the output of the FFN
 
 
-# Parameters with one entry per layer, or per group of layers that share them, and dropout with one
-# entry per layer, or None in evaluation.
-_Layers: TypeAlias = tuple[Any, LayerDropout | None]
+# Parameters with one entry per layer, or per group of layers that share them, and the dropout of
+# `PostNormLayer.dropout_of` with one entry per layer, or None in evaluation.
+_Layers: TypeAlias = tuple[Any, Any]
 
 
 class PostNormLayer(nnx.Module):
@@ -91,19 +91,19 @@ class PostNormLayer(nnx.Module):
         `seen` is from `PostNormEncoder.seen`. `dropout` is from `dropout_of`, or None in
         evaluation.
         """
-        core, *factors = dropout or LayerDropout(None, None, None)
-        attended = self.attention(x_BLD, seen, dropout=core, queries_BQ=queries_BQ)
+        dropout = dropout or LayerDropout(None, None, None)
+        attended = self.attention(x_BLD, seen, dropout=dropout.core, queries_BQ=queries_BQ)
+        x_BQD = x_BLD if queries_BQ is None else gather_positions(x_BLD, queries_BQ)
+        return self.from_attended(x_BQD, attended, dropout)
+
+    def from_attended(self, x_BQD: Array, attended: Array, dropout: LayerDropout) -> Array:
+        """Returns the layer's output from the states of its queries and what they attended to."""
         ended = functools.partial(add_norm, rate=self.dropout_rate)
-        x_BQD = ended(
-            x_BLD if queries_BQ is None else gather_positions(x_BLD, queries_BQ),
-            attended,
-            dense=self.attention.output,
-            norm=self.attention_norm,
-            factors=factors[0],
-        )
+        dense, norm = self.attention.output, self.attention_norm
+        x_BQD = ended(x_BQD, attended, dense=dense, norm=norm, factors=dropout.attended)
         x_BQD = constrain(x_BQD, "batch", "length", "hidden")
         fed = self._fed(x_BQD)
-        x_BQD = ended(x_BQD, fed, dense=self.output, norm=self.output_norm, factors=factors[1])
+        x_BQD = ended(x_BQD, fed, dense=self.output, norm=self.output_norm, factors=dropout.fed)
         return constrain(x_BQD, "batch", "length", "hidden")
 
     def dropout_of(
@@ -162,9 +162,9 @@ class PostNormEncoder(nnx.Module):
         self.fused = "fused" in (execution.attention, execution.norm, execution.ffn)
         self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
 
-    def seen(self, segment_ids: Int[Array, "batch length"]) -> Any:
+    def seen(self, batch: Mapping[str, Array]) -> Any:
         """Returns what the attention of every layer reads beside the states: the segments."""
-        return segment_ids
+        return batch["segment_ids"]
 
     def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
         """Returns the embeddings of tokens, and shares for the decoder, see `tied_embedding`."""
@@ -189,8 +189,7 @@ class PostNormEncoder(nnx.Module):
         which other queries are computed. For the arguments, see `EncoderModel.hidden`.
         """
         x_BLD = self._embedded(batch, words_BLD=words_BLD, dropout_key=subkey(dropout_key, 0))
-        segment_ids = batch["segment_ids"]
-        seen = self.seen(segment_ids)
+        segment_ids, seen = batch["segment_ids"], self.seen(batch)
         params, keys = self._params(), self._dropout_keys(dropout_key)
         if queries_BQ is None:
             layers = params, self._dropout(keys, segment_ids)
@@ -222,7 +221,7 @@ class PostNormEncoder(nnx.Module):
         """
         x_BLD = self._embedded(batch, dropout_key=None)
         layers = self._params(), None
-        _, read_layers = self._scan(x_BLD, self.seen(batch["segment_ids"]), layers, read=read)
+        _, read_layers = self._scan(x_BLD, self.seen(batch), layers, read=read)
         return jnp.concatenate([read(x_BLD)[None], read_layers])
 
     def attention_maps(
@@ -230,7 +229,7 @@ class PostNormEncoder(nnx.Module):
     ) -> Float[Array, "layers batch heads length length"]:
         """Returns the attention probabilities, see `EncoderModel.attention_maps`."""
         entering_NBLD = self.every_layer(batch)[:-1]
-        seen = self.seen(batch["segment_ids"])
+        seen = self.seen(batch)
         attention_def, stacked = nnx.split(self.layers.attention)
 
         def layer(_: None, params_and_state: tuple[Any, Array]) -> tuple[None, Array]:

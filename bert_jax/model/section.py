@@ -242,6 +242,8 @@ class ModelSection(Section):
     """
 
     architecture_type: ClassVar[type[EncoderArchitecture]]
+    generator_type: ClassVar[type[EncoderArchitecture] | None] = None
+    """The architecture of generators of this kind. None: `architecture_type`."""
     named_sizes: ClassVar[Mapping[str, tuple[int, ...]]]
     """The values of `size_settings` by `size`. The last ones may be missing."""
     size_settings: ClassVar[tuple[str, ...]] = (*SIZES, "embedding_size")

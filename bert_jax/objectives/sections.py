@@ -177,7 +177,9 @@ class GeneratorSection(Section):
     """Width of the hidden layer of the FFN."""
     architecture: dict[str, Any] = pydantic.Field(default_factory=dict)
     """Other settings of the generator's architecture. Default: the model's, or the defaults of
-    `kind` if it is another encoder."""
+    `kind` if it is another encoder. A generator of `kind: deberta` also has
+    `enhanced_mask_decoder`: whether its last layer is DeBERTaV3's, which reads the absolute
+    positions of masked tokens."""
 
     @pydantic.field_validator("kind")
     @classmethod
@@ -193,7 +195,8 @@ class GeneratorSection(Section):
 
         Raises UserError if it is too narrow, or a setting is wrong.
         """
-        chosen = SECTIONS[self.kind or model.kind].architecture_type
+        section = SECTIONS[self.kind or model.kind]
+        chosen = section.generator_type or section.architecture_type
         ratio, depth = chosen.generator_ratios
         ratio = self.size or ratio
         ratios = dict.fromkeys(SIZES, ratio) | {"num_hidden_layers": depth}
@@ -211,7 +214,7 @@ class GeneratorSection(Section):
                 f"size of {LEAST_WIDTH}.",
                 place=f"objective.generator.{'size' if by_ratio else 'hidden_size'}",
             )
-        common = None if chosen is type(model) else {"vocab_size", "max_position_embeddings"}
+        common = None if chosen.kind == model.kind else {"vocab_size", "max_position_embeddings"}
         values = model.model_dump(mode="json", include=common) | sizes
         if (setting := chosen.embedding_width_setting) is not None:
             values[setting] = model.embedding_width

@@ -149,7 +149,7 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
     """
     objective: dict[str, Any] = {"kind": kind_for(model.heads)}
     if model.generator is not None and model.heads.replaced_tokens:
-        objective = {"kind": "electra", "generator": model.generator_sizes}
+        objective = {"kind": "electra", "generator": model.generator_settings}
     config = RunConfig.model_validate({"objective": objective})
     directory = model.files[0].parent
     model_type = {} if model.model_type is None else {"model_type": model.model_type}

@@ -143,16 +143,33 @@ class Network(nn.Module):
         self.deberta = hf_model(DebertaV2Model, config, seed=seed)
         self.lm_predictions = nn.ModuleDict({"lm_head": LmHead(config.hidden_size)})
         self.mask_predictions = MaskHead(config.hidden_size)
+        size = config.max_position_embeddings, config.hidden_size
+        self.positions = nn.Parameter(torch.randn(size))
+
+    def decoded(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Transcription of `EnhancedMaskDecoder.emd_context_layer`, `masked_language_model.py`."""
+        found = self.deberta(ids, attention_mask=mask, output_hidden_states=True)
+        encoder, entering = self.deberta.encoder, found.hidden_states[-2]
+        queries = entering + self.positions[: ids.shape[1]]
+        for _ in range(2):
+            queries = encoder.layer[-1](
+                entering,
+                encoder.get_attention_mask(mask),
+                query_states=queries,
+                relative_pos=encoder.get_rel_pos(entering),
+                rel_embeddings=encoder.get_rel_embedding(),
+            )[0]
+        return queries
 
 
-def network(layers: int) -> Network:
-    values = {**DEBERTA_V3, "vocab_size": ROWS, "num_hidden_layers": layers}
-    return Network(hf_config(DebertaV2Config, **values), seed=layers)
+def network(*, seed: int) -> Network:
+    values = {**DEBERTA_V3, "vocab_size": ROWS, "num_hidden_layers": 2}
+    return Network(hf_config(DebertaV2Config, **values), seed=seed)
 
 
 def release(directory: Path, tokenizer: Path) -> tuple[Network, Network]:
     """Writes a model and its generator as Microsoft does. Returns both."""
-    model, generator = network(2), network(1)
+    model, generator = network(seed=1), network(seed=2)
     load_tokenizer(tokenizer).save(directory)
     for each, config, weights in (
         (model, "config.json", "pytorch_model.bin"),
@@ -162,7 +179,7 @@ def release(directory: Path, tokenizer: Path) -> tuple[Network, Network]:
         del values["architectures"]
         (directory / config).write_text(json.dumps(values))
         tensors = {**each.state_dict()}
-        tensors["deberta.embeddings.position_embeddings.weight"] = torch.zeros(40, 32)
+        tensors["deberta.embeddings.position_embeddings.weight"] = tensors.pop("positions")
         if each is generator:
             tensors = {name: x for name, x in tensors.items() if "mask_predictions" not in name}
         torch.save(tensors, directory / weights)
@@ -184,11 +201,11 @@ def test_pretraining_continues_from_the_released_pair(
     """A step without learning saves the pair. Its loss is that of Microsoft's code."""
     source = tmp_path / "released"
     model, generator = release(source, project / "tokenizer")
-    assert "with the generator of its pretraining (1 layers" in ok("import", source, tmp_path / "i")
+    assert "with the generator of its pretraining (2 layers" in ok("import", source, tmp_path / "i")
     objective = {
         "kind": "electra",
         "embedding_sharing": "gradient_disentangled",
-        "generator": {"size": 1.0, "num_hidden_layers": 1},
+        "generator": {"num_hidden_layers": 2, "architecture": {"enhanced_mask_decoder": True}},
         "weight": WEIGHT,
     }
     values = one_phase(project, steps=1, evaluation=None, checkpoint={"every": 1})
@@ -260,9 +277,13 @@ def parts_of(architecture: Any, heads: Any) -> Any:
 
 def microsofts_name(name: str) -> str:
     """Returns the name of a tensor in the files of pretraining, from transformers' name."""
-    return name.replace("cls.predictions.transform.", "lm_predictions.lm_head.").replace(
-        "cls.predictions.", "lm_predictions.lm_head."
-    )
+    for ours, theirs in (
+        ("cls.predictions.transform.", "lm_predictions.lm_head."),
+        ("cls.predictions.", "lm_predictions.lm_head."),
+        ("deberta.embeddings.position_embeddings.weight", "positions"),
+    ):
+        name = name.replace(ours, theirs)
+    return name
 
 
 def their_loss(
@@ -274,7 +295,7 @@ def their_loss(
         for name in ("input_ids", "masked_lm_positions", "masked_lm_ids")
     )
     weights, mask = torch.tensor(batch["masked_lm_weights"]), torch.tensor(batch["segment_ids"])
-    states = generator.deberta(ids, attention_mask=mask).last_hidden_state
+    states = generator.decoded(ids, mask)
     chosen = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
     table = generator.deberta.embeddings.word_embeddings.weight
     logits = generator.lm_predictions["lm_head"](chosen, table)

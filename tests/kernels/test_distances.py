@@ -145,9 +145,10 @@ def test_bfloat16_error_is_about_plain_attentions() -> None:
     assert errors[0] < 1.5 * errors[1] < 0.05
 
 
-def test_a_packed_batch_equals_xlas_on_two_tensor_devices() -> None:
-    """The last layer computes only masked tokens."""
-    assert_a_models_cores_are_equal(kind="deberta")
+@pytest.mark.parametrize("sizes", [{}, {"num_hidden_layers": 1, "enhanced_mask_decoder": True}])
+def test_a_packed_batch_equals_xlas_on_two_tensor_devices(sizes: dict[str, Any]) -> None:
+    """The last layer computes only masked tokens, and a mask decoder computes them twice."""
+    assert_a_models_cores_are_equal(kind="deberta", **sizes)
 
 
 CASES = {

@@ -23,6 +23,10 @@ class Variant(NamedTuple):
 
 VARIANTS = {
     "disentangled electra": Variant("electra", {"embedding_sharing": "gradient_disentangled"}),
+    "electra with a mask decoder": Variant(
+        "electra",
+        {"generator": {"num_hidden_layers": 2, "architecture": {"enhanced_mask_decoder": True}}},
+    ),
     "shared attention": Variant(
         "electra",
         {"generator": {"num_hidden_layers": 2}},

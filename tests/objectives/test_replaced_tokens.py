@@ -278,6 +278,10 @@ def test_the_generator_may_be_another_encoder() -> None:
     place = "objective.generator.architecture.window"
     with refuses("setting.value", place=place, found=1):
         electra("modernbert", generator={"architecture": {"window": 1}})
+    place = "objective.generator.architecture.enhanced_mask_decoder"
+    both = {"enhanced_mask_decoder": True, "position_embedding": "learned"}
+    with refuses("deberta.mask_decoder", place=place, found="learned", use="none"):
+        electra("deberta", generator={"architecture": both})
     place = "objective.generator.architecture.vocab_size"
     with refuses("electra.generator_vocab_size", place=place, found=64):
         electra("modernbert", generator={"architecture": {"vocab_size": 64}})

@@ -13,12 +13,11 @@ from bert_jax.encoders.deberta.relative_attention import (
     relative_terms,
 )
 from bert_jax.encoders.deberta.section import DebertaArchitecture
-from bert_jax.kernels.attention import DropoutWords
 from bert_jax.kernels.distances import Distances, by_distance
 from bert_jax.kernels.precision import precision_of
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.dropout import TileFactors, drop, tile_factors
-from bert_jax.model.layers import Dense, placed
+from bert_jax.model.layers import Dense, gather_positions, placed
 from bert_jax.model.row_key import batch_key, fold_in
 from bert_jax.model.section import Execution
 from bert_jax.model.xla_attention import Scores, attention_scores
@@ -30,6 +29,15 @@ class Seen(NamedTuple):
 
     segment_ids: Int[Array, "batch length"]
     table_RD: Float[Array, "rows hidden"]  # relative positions
+    table_PD: Float[Array, "positions hidden"] | None = None  # absolute ones, of a decoder
+    position_ids: Int[Array, "batch length"] | None = None  # None: 0 to length − 1
+
+    def absolute(self, queries_BQ: Int[Array, "batch queries"]) -> Array:
+        """Returns the embeddings of the queries' absolute positions, [B, Q, D]."""
+        assert self.table_PD is not None
+        if self.position_ids is None:
+            return self.table_PD[queries_BQ]
+        return self.table_PD[jnp.take_along_axis(self.position_ids, queries_BQ, axis=1)]
 
 
 class DisentangledDropout(NamedTuple):
@@ -66,9 +74,46 @@ class DisentangledAttention(SelfAttention):
     ) -> Float[Array, "batch queries hidden"]:
         """Returns the output projection without its bias, see `SelfAttention`."""
         dropout = dropout or DisentangledDropout(None, None)
-        table = self._table(seen.table_RD, dropout.table)
-        if self.core == "fused":
-            attended = self._fused_by_distance(x_BLD, seen.segment_ids, table, dropout.weights)
+        terms = self._terms(seen, dropout)
+        # The kernel computes all queries.
+        products = self._products(x_BLD, None if self.core == "fused" else queries_BQ)
+        return self._attended(products, seen, terms, dropout, queries_BQ)
+
+    def keys_and_values(self, x_BLD: Float[Array, "batch length hidden"]) -> tuple[Array, Array]:
+        """Returns keys and values without their biases, [B, L, H · K] each."""
+        key, value = self._together((self.key, self.value), x_BLD)
+        return key, value
+
+    def decoded(
+        self,
+        x_BQD: Float[Array, "batch queries hidden"],
+        keys_and_values: tuple[Array, Array],
+        seen: Seen,
+        *,
+        dropout: DisentangledDropout | None,
+        queries_BQ: Int[Array, "batch queries"],
+    ) -> Float[Array, "batch queries hidden"]:
+        """Returns the output projection without its bias for queries of other states."""
+        dropout = dropout or DisentangledDropout(None, None)
+        query = self.query.without_bias(x_BQD)
+        if self.core == "fused":  # the kernel computes all tokens; others than queries are not read
+            tokens = jnp.arange(seen.segment_ids.shape[1])
+            slots_BL = jnp.argmax(queries_BQ[:, None] == tokens[:, None], axis=-1)
+            query = gather_positions(query, slots_BL)
+        products = query, *keys_and_values
+        return self._attended(products, seen, self._terms(seen, dropout), dropout, queries_BQ)
+
+    def _attended(
+        self,
+        products: tuple[Array, Array, Array],
+        seen: Seen,
+        terms: RelativeTable | Distances,
+        dropout: DisentangledDropout,
+        queries_BQ: Array | None,
+    ) -> Array:
+        """Returns the output projection from queries, keys and values without their biases."""
+        if isinstance(terms, Distances):
+            attended = self._fused(products, seen.segment_ids, dropout.weights, None, terms)
             if queries_BQ is not None:
                 attended = jnp.take_along_axis(attended, queries_BQ[..., None, None], axis=1)
             return self.output.without_bias(attended)
@@ -81,9 +126,9 @@ class DisentangledAttention(SelfAttention):
         if self.remat_core:
             # The scores, L² elements per head, are cheap to recompute.
             core = jax.checkpoint(core)
-        q_BQHK, k_BLHK, v_BLHK = self.projected(x_BLD, queries_BQ)
+        q_BQHK, k_BLHK, v_BLHK = self._with_biases(products)
         attended = core(
-            *(q_BQHK, k_BLHK, v_BLHK, seen.segment_ids, table),
+            *(q_BQHK, k_BLHK, v_BLHK, seen.segment_ids, terms),
             dropout_key=dropout.weights,
             queries_BQ=queries_BQ,
         )
@@ -102,16 +147,17 @@ class DisentangledAttention(SelfAttention):
             of_table = tile_factors(shape, batch_key(fold_in(key, 1)), rate)
         return DisentangledDropout(weights, of_table)
 
-    def _fused_by_distance(
-        self, x_BLD: Array, segment_ids: Array, table: RelativeTable, words: DropoutWords | None
-    ) -> Array:
-        """Returns the attended values of all tokens, [B, L, H, K], computed by the fused kernel."""
-        rows, length = self.architecture.relative_rows, segment_ids.shape[1]
+    def _terms(self, seen: Seen, dropout: DisentangledDropout) -> RelativeTable | Distances:
+        """Returns the keys and queries of relative positions, for the fused kernel by distance."""
+        table = self._table(seen.table_RD, dropout.table)
+        if self.core != "fused":
+            return table
+        rows, length = self.architecture.relative_rows, seen.segment_ids.shape[1]
         tables = (
             None if each is None else by_distance(each.reshape(len(each), -1), rows, length=length)
             for each in table
         )
-        return self._fused(x_BLD, segment_ids, words, None, Distances(*tables))
+        return Distances(*tables)
 
     def scores(self, x_BLD: Array, seen: Seen) -> Scores:
         """Returns the scores before the softmax, computed in plain JAX."""

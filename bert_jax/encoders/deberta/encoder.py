@@ -3,9 +3,11 @@
 Shape suffixes: B batch, L length, D hidden size, R rows of the table of relative positions.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Array, Int
+import jax
+from jaxtyping import Array, Float, Int
 
 from bert_jax.encoders.deberta.attention import DisentangledAttention, Seen
 from bert_jax.encoders.deberta.section import DebertaArchitecture
@@ -13,8 +15,8 @@ from bert_jax.model.add_norm import embedding_norm
 from bert_jax.model.dropout import dropout
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.initial import TruncatedNormal
-from bert_jax.model.layers import LayerNorm, Linear, param
-from bert_jax.model.post_norm import PostNormEncoder, PostNormLayer
+from bert_jax.model.layers import LayerNorm, Linear, gather_positions, param
+from bert_jax.model.post_norm import LayerDropout, PostNormEncoder, PostNormLayer
 from bert_jax.model.section import Execution
 from bert_jax.parallel.sharding_rules import constrain
 
@@ -29,6 +31,10 @@ class DebertaEmbeddings(Embeddings):
             size = architecture.embedding_width, architecture.hidden_size
             self.projection = Linear(size, ("embed", "pooled"), **parts)
             self.norm = LayerNorm(**parts)
+        if architecture.decodes:  # only the decoder reads it
+            size = architecture.max_position_embeddings, architecture.hidden_size
+            normal = TruncatedNormal(architecture.initializer_range)
+            self.position = param(size, ("positions", "embed"), normal)
 
     def finished(self, x_BLD: Array, *, dropout_key: Array | None) -> Array:
         """Returns the input of the first layer, from the sum of the embeddings."""
@@ -40,9 +46,47 @@ class DebertaEmbeddings(Embeddings):
 
 
 class DebertaLayer(PostNormLayer):
-    """A post-LayerNorm layer with disentangled attention."""
+    """A post-LayerNorm layer with disentangled attention.
+
+    It can be an enhanced mask decoder. Then each query passes it twice, first with its absolute
+    position. Keys and values of both passes are those of the layer's input.
+    """
 
     attention_type = DisentangledAttention
+    attention: DisentangledAttention
+
+    def __init__(
+        self, *, architecture: DebertaArchitecture, execution: Execution, causal: bool
+    ) -> None:
+        super().__init__(architecture=architecture, execution=execution, causal=causal)
+        self.decodes = architecture.decodes
+
+    def __call__(
+        self,
+        x_BLD: Float[Array, "batch length hidden"],
+        seen: Seen,
+        *,
+        dropout: Any,
+        queries_BQ: Int[Array, "batch queries"] | None = None,
+    ) -> Float[Array, "batch queries hidden"]:
+        """Returns the states at the positions `queries_BQ`, see `PostNormLayer`."""
+        if queries_BQ is None or not self.decodes:
+            return super().__call__(x_BLD, seen, dropout=dropout, queries_BQ=queries_BQ)
+        keys_and_values = self.attention.keys_and_values(x_BLD)
+        x_BQD = gather_positions(x_BLD, queries_BQ) + seen.absolute(queries_BQ)
+        for each in dropout or (LayerDropout(None, None, None),) * 2:
+            attended = self.attention.decoded(
+                x_BQD, keys_and_values, seen, dropout=each.core, queries_BQ=queries_BQ
+            )
+            x_BQD = self.from_attended(x_BQD, attended, each)
+        return x_BQD
+
+    def dropout_of(self, keys: Array, segment_ids: Array, queries_BQ: Array | None = None) -> Any:
+        """Returns the dropout of a layer, see `PostNormLayer`, or of both passes of a decoder."""
+        if queries_BQ is None or not self.decodes:
+            return super().dropout_of(keys, segment_ids, queries_BQ)
+        of_pass, passes = super().dropout_of, jax.vmap(jax.random.split)(keys)
+        return tuple(of_pass(passes[:, at], segment_ids, queries_BQ) for at in (0, 1))
 
 
 class DebertaEncoder(PostNormEncoder):
@@ -61,11 +105,15 @@ class DebertaEncoder(PostNormEncoder):
         self.relative = param(size, ("positions", "embed"), normal)
         if architecture.norm_rel_ebd == "layer_norm":
             self.relative_norm = LayerNorm(architecture=architecture, execution=execution)
-        self.dtype = execution.dtype
+        self.decodes, self.dtype = architecture.decodes, execution.dtype
 
-    def seen(self, segment_ids: Int[Array, "batch length"]) -> Seen:
-        """Returns the segments and the normalised table of relative positions."""
+    def seen(self, batch: Mapping[str, Array]) -> Seen:
+        """Returns segments and positions. The table of relative positions is normalised."""
         table_RD = self.relative[...]
         if hasattr(self, "relative_norm"):
             table_RD = self.relative_norm(table_RD)
-        return Seen(segment_ids, table_RD.astype(self.dtype))
+        seen = Seen(batch["segment_ids"], table_RD.astype(self.dtype))
+        if not self.decodes:
+            return seen
+        table_PD = self.embeddings.position[...].astype(self.dtype)
+        return seen._replace(table_PD=table_PD, position_ids=batch.get("position_ids"))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import pydantic
 
-from bert_jax.encoders.deberta.section import DebertaArchitecture
+from bert_jax.encoders.deberta.section import DebertaArchitecture, DebertaGeneratorArchitecture
 from bert_jax.encoders.hf_format import (
     BARE,
     CONSTANTS,
@@ -91,6 +91,14 @@ class DebertaConfig(DebertaArchitecture, HfConfig):
         positions = "learned" if self.position_biased_input else "none"
         return super().architecture.model_copy(update={"position_embedding": positions})
 
+    @property
+    def generator(self) -> DebertaGeneratorArchitecture:
+        """The architecture of a generator: its decoder adds positions if its embeddings do not."""
+        decodes = not self.position_biased_input
+        return DebertaGeneratorArchitecture(
+            **self.architecture.model_dump(), enhanced_mask_decoder=decodes
+        )
+
     @classmethod
     def written(cls, architecture: Any, special: SpecialIds) -> dict[str, Any]:
         """Returns the keys and values, see `HfConfig`."""
@@ -168,6 +176,6 @@ FORMAT: Final = HfFormat(
         **CONSTANTS,
         f"{_MLM}decoder.weight": "the embedding table again: the decoder is tied to it",
         f"{_MLM}decoder.bias": f"{_MLM}bias again",
-        "*embeddings.position_embeddings.weight": "positions of the decoder of pretraining",
+        "*embeddings.position_embeddings.weight": "not used: the embeddings have no positions",
     },
 )

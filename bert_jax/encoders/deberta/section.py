@@ -52,6 +52,11 @@ class DebertaArchitecture(FactorisedArchitecture):
     """Constant that is added to the variance in LayerNorm."""
 
     @property
+    def decodes(self) -> bool:
+        """Whether the last layer is an enhanced mask decoder, as generators may have."""
+        return False
+
+    @property
     def longest_distance(self) -> int:
         """The longest distance between tokens that has its own row or bucket."""
         return self.max_relative_positions or self.max_position_embeddings
@@ -114,6 +119,39 @@ class DebertaArchitecture(FactorisedArchitecture):
         return base + 2.0 * tokens * distances * self.hidden_size
 
 
+class DebertaGeneratorArchitecture(DebertaArchitecture):
+    """The architecture of a generator."""
+
+    enhanced_mask_decoder: bool = False
+    """Whether the last layer is the decoder of DeBERTaV3's generator: masked tokens pass it twice,
+    and start from their state plus their absolute position. Source: `EnhancedMaskDecoder` of
+    Microsoft's DeBERTa, `masked_language_model.py`."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the last layer is an enhanced mask decoder."""
+        return self.enhanced_mask_decoder
+
+    @pydantic.model_validator(mode="after")
+    def _one_table(self) -> Self:
+        if self.decodes and self.position_embedding != "none":
+            raise SettingError(
+                "deberta.mask_decoder",
+                f"found true with position_embedding: {self.position_embedding}. Use none.",
+                place="enhanced_mask_decoder",
+            )
+        return self
+
+    def forward_flops(
+        self, *, seq_length: int, read: int | None = None, predictions: int = 0, pooled: int = 0
+    ) -> float:
+        """Returns the FLOPs of one row's forward pass, see `DebertaArchitecture`."""
+        read = 2 * read if self.decodes and read is not None else read
+        return super().forward_flops(
+            seq_length=seq_length, read=read, predictions=predictions, pooled=pooled
+        )
+
+
 @functools.lru_cache
 def _rows(positions: int, span: int, buckets: int, longest: int) -> np.ndarray:
     distances = np.arange(-positions, positions + 1)
@@ -147,6 +185,7 @@ class DebertaSection(ModelSection):
     """
 
     architecture_type = DebertaArchitecture
+    generator_type = DebertaGeneratorArchitecture
     # arXiv 2111.09543, and `rtd_*.json` of Microsoft's DeBERTa, `experiments/language_model`.
     named_sizes: ClassVar = {
         "xsmall": (12, 384, 6, 1536),
