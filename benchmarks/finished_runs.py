@@ -101,8 +101,10 @@ class RunFolder:
         account = read_goodput(self.run_dir(name)) if self.run_dir(name).exists() else None
         return account is not None and account.finished
 
-    def pretrain(self, name: str, config: RunConfig) -> None:
+    def pretrain(self, name: str, config: RunConfig, *, init_from: str | None = None) -> None:
         """Pretrains, unless the run is `finished`. A killed run is resumed.
+
+        `init_from` is as in `bert_jax.pretrain`.
 
         Raises:
             UserError: the run had another configuration, or an error of `bert_jax.pretrain`.
@@ -112,7 +114,7 @@ class RunFolder:
         if self.finished(name):
             return
         print(f"run {name}", flush=True)
-        require_end(bert_jax.pretrain(config), self.run_dir(name))
+        require_end(bert_jax.pretrain(config, init_from=init_from), self.run_dir(name))
 
     def pretrained(self, name: str, config: RunConfig) -> RunRecord:
         """Pretrains and evaluates, unless the result exists. Raises the errors of `pretrain`."""
