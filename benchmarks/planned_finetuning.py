@@ -26,7 +26,8 @@ from jax.sharding import Mesh
 from benchmarks.report import report
 from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.encoders.kernel_choice import resolve_execution
-from bert_jax.model.section import Execution, HeadsSection, PoolingSection
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.model.text_head import PoolingSection
 from bert_jax.optim.finetuning import make_finetune_optimizer
 from bert_jax.optim.schedule import pretraining_schedule
 from bert_jax.optim.sections import FinetuneOptimizerSection, ScheduleSegment

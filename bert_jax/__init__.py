@@ -88,7 +88,8 @@ if TYPE_CHECKING:
     from bert_jax.launch.section import LimitsSection, SubmitSection
     from bert_jax.loaded_model import LoadedModel, load
     from bert_jax.model.architecture import EncoderArchitecture
-    from bert_jax.model.section import Execution, HeadsSection, ModelSection, PoolingSection
+    from bert_jax.model.section import Execution, HeadsSection, ModelSection
+    from bert_jax.model.text_head import CrossEncoderSection, PoolingSection
     from bert_jax.objectives.sections import (
         BertObjectiveSection,
         CausalObjectiveSection,
@@ -175,7 +176,7 @@ __all__ += ["BadStepsSection", "BeamSection", "BoilerplateSection"]
 __all__ += ["CacheSection", "CheckpointSection", "CleaningSection", "CompilationCacheSection"]
 __all__ += ["ContaminationSection", "DistributedSection", "EvaluationSection", "ExamplesSection"]
 __all__ += ["Execution", "FinetuneOptimizerSection", "FinetuneSection", "GlueSection"]
-__all__ += ["EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
+__all__ += ["CrossEncoderSection", "EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixingSection", "MixtureSection"]
 __all__ += ["MlperfSection", "ModelSection", "MultipleChoiceSection", "NearDuplicatesSection"]

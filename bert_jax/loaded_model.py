@@ -24,7 +24,8 @@ from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.inference.fill_mask import Filled, MaskFiller
 from bert_jax.interop.open_model import open_model
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.model.section import HeadsSection, Pool
+from bert_jax.model.section import HeadsSection
+from bert_jax.model.text_head import Pool
 from bert_jax.narration import announcing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection

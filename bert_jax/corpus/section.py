@@ -5,7 +5,7 @@ from typing import Final, Literal
 import pydantic
 
 from bert_jax.data.row_errors import OnError
-from bert_jax.model.section import Pool
+from bert_jax.model.text_head import Pool
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.section import ModelPathText, PathText, Section, Strings
 

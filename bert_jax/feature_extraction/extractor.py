@@ -18,7 +18,8 @@ from bert_jax.files.read import is_whole
 from bert_jax.inference.bucketed import InferenceModel, check_batch_size
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.pooling import pooled_states
-from bert_jax.model.section import HeadsSection, Pool, PoolingSection
+from bert_jax.model.section import HeadsSection
+from bert_jax.model.text_head import Pool, PoolingSection
 from bert_jax.parallel.compiling import made_once
 from bert_jax.task import Batch, Row
 from bert_jax.train.state import ModelDefinition

@@ -1,6 +1,8 @@
 """Reads checkpoints of other programs, and puts them on devices."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import jax
 from jax.sharding import Mesh
@@ -8,17 +10,16 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.inference.execution import ForwardDtype, forward_model
+from bert_jax.interop import cross_encoder, sentence_transformers
 from bert_jax.interop.hf_checkpoint import is_hf, read_hf
-from bert_jax.interop.sentence_transformers import (
-    encoder_directory,
-    is_sentence_transformers,
-    read_sentence_transformers,
-)
+from bert_jax.interop.sentence_transformers import encoder_directory, is_sentence_transformers
+from bert_jax.interop.sentence_transformers_sections import TextHeadFormat
 from bert_jax.interop.sentencepiece_file import read_albert_model
 from bert_jax.interop.sources import no_directory
 from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.interop.tf_checkpoint import is_tf, read_tf
 from bert_jax.model.section import Execution
+from bert_jax.model.text_head import CrossEncoderSection, PoolingSection, TextHeadSection
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.runs.settings import CONFIG
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -27,6 +28,12 @@ from bert_jax.text.roberta_files import MERGES_FILE
 from bert_jax.text.sentence_piece import MODEL_FILE
 from bert_jax.text.wordpiece import VOCAB_FILE
 from bert_jax.train.state import abstract_params
+
+# To register the files of a text head, add its format here.
+TEXT_HEADS: Final[Mapping[type[TextHeadSection], TextHeadFormat]] = {
+    PoolingSection: sentence_transformers.FORMAT,
+    CrossEncoderSection: cross_encoder.FORMAT,
+}
 
 
 def read_checkpoint(
@@ -55,8 +62,9 @@ def read_checkpoint(
         given = _with_casing(directory, lower_case=lower_case)
     if is_tf(source):
         return read_tf(source, tokenizer=given or load_tokenizer(directory))
-    if is_sentence_transformers(source):
-        return read_sentence_transformers(source, tokenizer=given)
+    for format in TEXT_HEADS.values():
+        if format.fits(source):
+            return format.read(source, tokenizer=given)
     if is_hf(source):
         return read_hf(source, tokenizer=given)
     found, near = "no checkpoint", ""

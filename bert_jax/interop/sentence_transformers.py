@@ -4,7 +4,6 @@
 `PoolingSection` has the same steps.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +12,6 @@ from etils import epath
 
 from bert_jax.encoders.hf_format import Rules, dense
 from bert_jax.errors import UserError, commas, one_of
-from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import parse_json, read_json_object, read_text
 from bert_jax.interop import tensor_conversion
 from bert_jax.interop.hf_checkpoint import CONFIG, read_hf
@@ -22,22 +20,25 @@ from bert_jax.interop.hf_weights import TORCH_WEIGHTS, TorchFile
 from bert_jax.interop.safetensors_file import WEIGHTS, SafetensorsFile, write_safetensors
 from bert_jax.interop.sentence_transformers_sections import (
     PACKAGE,
+    SETTINGS,
+    TRANSFORMER,
     DenseModule,
     ModelFile,
     ModuleEntry,
+    TextHeadFormat,
     TransformerModule,
     VectorModule,
-    length_of_tokenizer,
+    longest_text,
+    model_type,
+    write_json,
 )
 from bert_jax.interop.sources import MODULES, is_folder_name
-from bert_jax.model.section import HeadsSection, Pool, PoolingSection
+from bert_jax.model.section import HeadsSection
+from bert_jax.model.text_head import Pool, PoolingSection
 from bert_jax.text import Tokenizer
-from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.train.state import ModelDefinition
 from bert_jax.validation import read_section, validate
 
-_PROMPTS: Final = "config_sentence_transformers.json"
-_TRANSFORMER: Final = "sentence_bert_config.json"
 # Old files have the name of another encoder. The first file with content counts.
 _OLD_TRANSFORMERS: Final = tuple(
     f"sentence_{name}_config.json"
@@ -67,8 +68,8 @@ _MODE_KEYS: Final = {
 
 
 def is_sentence_transformers(directory: Path) -> bool:
-    """Returns whether a directory has the modules.json of sentence-transformers."""
-    return (directory / MODULES).exists()
+    """Returns whether a directory has the modules.json of a model of sentence embeddings."""
+    return (directory / MODULES).exists() and model_type(directory) != "CrossEncoder"
 
 
 def encoder_directory(directory: Path) -> Path:
@@ -96,14 +97,14 @@ def read_sentence_transformers(
     normalize = directory / modules["Normalize"] / CONFIG if "Normalize" in modules else None
     if normalize is not None and normalize.exists():
         read_section(VectorModule, epath.Path(normalize))
-    settings = _read_settings(directory / _PROMPTS, normalize=normalize is not None)
+    settings = _read_settings(directory / SETTINGS, normalize=normalize is not None)
     model = read_hf(encoder, tokenizer=tokenizer)
     transformer = _read_transformer(encoder, model)
     embedding = PoolingSection(
         pool=pool,
         normalize=normalize is not None,
         projection=None if layer is None else layer.width,
-        max_length=_longest(transformer, encoder, model),
+        max_length=longest_text(encoder, model, limit=transformer.longest),
         **settings.embedding,
     )
     heads = model.heads.model_copy(update={"embedding": embedding})
@@ -111,7 +112,7 @@ def read_sentence_transformers(
     if layer is not None:
         params = params | _read_projection(layer, model, heads)
         files += layer.files
-    others = (directory / _PROMPTS, _transformer_file(encoder), normalize)
+    others = (directory / SETTINGS, _transformer_file(encoder), normalize)
     files += [path for path in others if path is not None and path.exists()]
     notes = [*model.notes, *settings.notes]
     if transformer.half:
@@ -142,11 +143,11 @@ def write_sentence_transformers(directory: Path, model: tensor_conversion.Pretra
     width = model.architecture.hidden_size
     modes = {key: _POOLS.get(mode) == how.pool for key, mode in _MODE_KEYS.items()}
     pooling = {"word_embedding_dimension": width, **modes, "include_prompt": True}
-    _write(directory / folders["Pooling"] / CONFIG, pooling)
+    write_json(directory / folders["Pooling"] / CONFIG, pooling)
     if "Dense" in folders:
         _write_dense(directory / folders["Dense"], model)
     length = model.heads.longest_text(model.architecture.max_position_embeddings)
-    _write(directory / _TRANSFORMER, {"max_seq_length": length, "do_lower_case": False})
+    write_json(directory / TRANSFORMER, {"max_seq_length": length, "do_lower_case": False})
     prompts = {_QUERY: how.query_prefix, _PASSAGE: how.passage_prefix}
     if how.default_prefix and how.default_prefix not in prompts.values():
         prompts[_DEFAULT] = how.default_prefix
@@ -159,17 +160,12 @@ def write_sentence_transformers(directory: Path, model: tensor_conversion.Pretra
     }
     if how.dimensions is not None:
         settings["truncate_dim"] = how.dimensions
-    _write(directory / _PROMPTS, settings)
+    write_json(directory / SETTINGS, settings)
     listed = [
         {"idx": index, "name": str(index), "path": folder, "type": f"{PACKAGE}models.{name}"}
         for index, (name, folder) in enumerate(folders.items())
     ]
-    _write(directory / MODULES, listed)
-
-
-def _write(path: Path, content: object) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    write_whole(epath.Path(path), text.encode())
+    write_json(directory / MODULES, listed)
 
 
 def _read_modules(directory: Path) -> dict[str, str]:
@@ -296,7 +292,7 @@ def _write_dense(directory: Path, model: tensor_conversion.Pretrained) -> None:
         "bias": True,
         "activation_function": _IDENTITY,
     }
-    _write(directory / CONFIG, settings)
+    write_json(directory / CONFIG, settings)
 
 
 class _ModelSettings(NamedTuple):
@@ -350,7 +346,7 @@ def _read_settings(path: Path, *, normalize: bool) -> _ModelSettings:
 
 def _transformer_file(directory: Path) -> Path | None:
     """Returns the file with the settings of Transformer. Like their library, skips empty ones."""
-    paths = (directory / name for name in (_TRANSFORMER, *_OLD_TRANSFORMERS))
+    paths = (directory / name for name in (TRANSFORMER, *_OLD_TRANSFORMERS))
     return next(
         (path for path in paths if path.exists() and read_json_object(epath.Path(path))), None
     )
@@ -370,12 +366,25 @@ def _read_transformer(directory: Path, model: tensor_conversion.Pretrained) -> T
     return found
 
 
-def _longest(
-    transformer: TransformerModule, directory: Path, model: tensor_conversion.Pretrained
-) -> int:
-    """Returns the longest text in tokens: the module's, else the tokenizer's, else the model's."""
-    positions, limit = model.architecture.max_position_embeddings, transformer.longest
-    path = directory / CONFIG_FILE
-    if limit is None and path.exists():
-        limit = length_of_tokenizer(read_json_object(epath.Path(path)), source=str(path))
-    return positions if limit is None else int(min(positions, limit))
+_USAGE: Final = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+queries = model.encode_query(["a question"])
+passages = model.encode_document(["an answer", "another answer"])
+print(model.similarity(queries, passages))
+```"""
+_FRONT_MATTER: Final = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, sentence-similarity, feature-extraction, {kind}, bert-jax]
+---
+"""
+FORMAT: Final = TextHeadFormat(
+    is_sentence_transformers,
+    read_sentence_transformers,
+    write_sentence_transformers,
+    _USAGE,
+    _FRONT_MATTER,
+)
+"""The format of sentence embeddings."""

@@ -1,17 +1,48 @@
 """Settings in the files of sentence-transformers. Other values are refused."""
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
 import pydantic
+from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.read import shown
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.read import read_json_object, shown
+from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.section import Section
+from bert_jax.text.tokenizer import CONFIG_FILE
 
+SETTINGS: Final = "config_sentence_transformers.json"
+TRANSFORMER: Final = "sentence_bert_config.json"
 PACKAGE: Final = "sentence_transformers."
 """Prefix of the types in ``modules.json``."""
 _SHORTEST: Final = 4  # tokens of a text
+
+
+class TextHeadFormat(NamedTuple):
+    """The files of one kind of text head, beside those of Hugging Face."""
+
+    fits: Callable[[Path], bool]  # whether a directory has the files
+    read: Callable[..., Pretrained]  # (directory, *, tokenizer)
+    write: Callable[[Path, Pretrained], None]
+    usage: str  # for the model card: how to load the model `name`
+    front_matter: str  # of the model card
+
+
+def model_type(directory: Path) -> str | None:
+    """Returns the class in sentence-transformers that a directory names, if it names one."""
+    path = epath.Path(directory / SETTINGS)
+    return read_json_object(path).get("model_type") if path.exists() else None
+
+
+def write_json(path: Path, content: object) -> None:
+    """Writes a file of settings."""
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    write_whole(epath.Path(path), text.encode())
 
 
 class _Lenient(Section):
@@ -30,6 +61,19 @@ class ModuleEntry(_Lenient):
     def name(self) -> str:
         """``Pooling``. The full name of a class that sentence-transformers does not have."""
         return self.type.rpartition(".")[2] if self.type.startswith(PACKAGE) else self.type
+
+
+def longest_text(directory: Path, model: Pretrained, *, limit: int | None) -> int:
+    """Returns the longest text in tokens: a module's `limit`, or the tokenizer's, or the model's.
+
+    Raises UserError as `length_of_tokenizer`.
+    """
+    positions, found = model.architecture.max_position_embeddings, limit or math.inf
+    path = directory / CONFIG_FILE
+    if limit is None and path.exists():
+        settings = read_json_object(epath.Path(path))
+        found = length_of_tokenizer(settings, source=str(path)) or math.inf
+    return int(min(positions, found))
 
 
 def length_of_tokenizer(settings: Mapping[str, Any], *, source: str) -> float | None:

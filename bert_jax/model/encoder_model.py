@@ -11,8 +11,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.cross_entropy import Scored, scored_in_parts
+from bert_jax.model.embedding_head import EmbeddingHead
 from bert_jax.model.heads import (
-    EmbeddingHead,
     MlmDecoder,
     MlmHead,
     NextSentenceHead,
@@ -21,7 +21,7 @@ from bert_jax.model.heads import (
 )
 from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.layers import gather_positions, subkey
-from bert_jax.model.pooling import pooled_states, position_of, unit_length
+from bert_jax.model.pooling import position_of
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroups
 
@@ -98,8 +98,8 @@ class EncoderModel(nnx.Module):
             self.next_sentence = NextSentenceHead(**parts)
         if heads.replaced_tokens:
             self.replaced_tokens = self.replaced_token_head(**parts)
-        if heads.embedding is not None and heads.embedding_parameters:
-            self.embedding = EmbeddingHead(embedding=heads.embedding, **parts)
+        if heads.embedding is not None:
+            self.embedding = EmbeddingHead(settings=heads.embedding, **parts)
 
     @staticmethod
     @abc.abstractmethod
@@ -146,21 +146,14 @@ class EncoderModel(nnx.Module):
     def embedded(
         self, batch: Mapping[str, Array], *, dropout_key: Array | None
     ) -> Float[Array, "batch width"]:
-        """Returns the float32 vector of each text, as `HeadsSection.embedding` describes it.
+        """Returns the vector of each text, see `EmbeddingHead`. For the arguments, see `hidden`.
 
-        Vectors are not cut to `PoolingSection.dimensions`, because training needs all numbers.
-
-        For the arguments, see `hidden`. The last layer computes only the states that are read.
+        The last layer computes only the states that are read.
         """
-        how, segment_ids = self.heads.embedding, batch["segment_ids"]
-        assert how is not None
-        queries_B1 = position_of(how.pool, segment_ids)
+        segment_ids = batch["segment_ids"]
+        queries_B1 = self.embedding.read_positions(segment_ids)
         hidden = self.hidden(batch, queries_BQ=queries_B1, dropout_key=dropout_key)
-        if queries_B1 is None:
-            vectors_BD = pooled_states(hidden, segment_ids, pool=how.pool)
-        else:
-            vectors_BD = hidden[:, 0].astype(jnp.float32)
-        return self._from_pooled(vectors_BD)
+        return self.embedding(hidden, segment_ids)
 
     def embedded_states(
         self,
@@ -168,17 +161,7 @@ class EncoderModel(nnx.Module):
         segment_ids: Int[Array, "batch length"],
     ) -> Float[Array, "batch width"]:
         """Returns the vectors of `embedded` from all states of the last layer, cut."""
-        how = self.heads.embedding
-        assert how is not None
-        vectors_BD = self._from_pooled(pooled_states(hidden_BLD, segment_ids, pool=how.pool))
-        return vectors_BD[:, : how.dimensions]
-
-    def _from_pooled(self, vectors_BD: Array) -> Array:
-        how = self.heads.embedding
-        assert how is not None
-        if how.projection is not None:
-            vectors_BD = self.embedding.dense(vectors_BD)
-        return unit_length(vectors_BD) if how.normalize else vectors_BD
+        return self.embedding(hidden_BLD, segment_ids)[:, : self.embedding.settings.dimensions]
 
     def decoder_input(self, hidden_BPD: Array) -> Array:
         """Returns the input of the MLM head, [B, P, D]."""

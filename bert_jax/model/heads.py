@@ -1,6 +1,5 @@
 """The heads: masked language model, pooler, next sentence, and task."""
 
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
@@ -18,7 +17,7 @@ from bert_jax.model.cross_entropy import (
 )
 from bert_jax.model.initial import Constant, TruncatedNormal
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param
-from bert_jax.model.section import Dtype, Execution, Implementation, PoolingSection
+from bert_jax.model.section import Dtype, Execution, Implementation
 from bert_jax.model.tied_embedding import decoded, shares_of
 from bert_jax.parallel.parameter_groups import ParameterGroup
 from bert_jax.parallel.sharding_rules import constrain, on_one_cpu, parts_in_use
@@ -192,25 +191,6 @@ class NextSentenceHead(nnx.Module):
     ) -> Float[Array, "batch examples 2"]:
         """Returns float32 logits."""
         return self.classifier(pooled_BED).astype(jnp.float32)
-
-
-class EmbeddingHead(nnx.Module):
-    """The parameters after pooling: a linear layer in float32, and a learned temperature."""
-
-    def __init__(
-        self,
-        *,
-        embedding: PoolingSection,
-        architecture: EncoderArchitecture,
-        execution: Execution,
-    ) -> None:
-        if embedding.projection is not None:
-            precise = execution.model_copy(update={"dtype": "float32"})
-            size, axes = (architecture.hidden_size, embedding.projection), ("embed", "classes")
-            self.dense = Dense(size, axes, architecture=architecture, execution=precise)
-        if embedding.temperature is not None:
-            # The log of 1/temperature. Parameters named "scale" have no weight decay.
-            self.scale = param((1,), ("classes",), Constant(-math.log(embedding.temperature)))
 
 
 class ReplacedTokenHead(nnx.Module):

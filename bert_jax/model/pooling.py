@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.layers import gather_positions
-from bert_jax.model.section import Pool
+from bert_jax.model.text_head import Pool
 
 
 def position_of(

@@ -18,6 +18,7 @@ import pydantic
 
 from bert_jax.errors import SettingError, UserError, commas, one_of
 from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.text_head import CrossEncoderSection, PoolingSection, TextHeadSection
 from bert_jax.section import Section
 from bert_jax.validation import validate
 
@@ -31,7 +32,6 @@ TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
 ]
 ProblemName = Literal["single_label", "multi_label", "regression"]
-Pool = Literal["mean", "cls", "last"]
 
 DEFAULT_MAX_LENGTH: Final = 512  # tokens of a text, or the positions of the model if fewer
 
@@ -91,43 +91,6 @@ class Execution(Section):
         return self.model_copy(update={key: "auto" for key in parts if parts[key] != "xla"})
 
 
-class PoolingSection(Section):
-    """How a trained model computes the vector of a text.
-
-    Every use of the model follows it: training, evaluation, `encode`, features and exports.
-    """
-
-    pool: Pool = "mean"
-    """How the states of a text become one vector. `mean`: mean over all tokens, special tokens
-    included. `cls`: first token. `last`: last token that is not padding."""
-    normalize: bool = True
-    """Whether vectors have length 1. Their dot product is then the cosine."""
-    projection: int | None = pydantic.Field(default=None, ge=1)
-    """Width of a linear layer after pooling. null: no layer, vectors are as wide as the model."""
-    dimensions: int | None = pydantic.Field(default=None, ge=1)
-    """Numbers that remain of a vector, from its first. The others are cut off after normalisation,
-    except in training. null: all remain."""
-    similarity: Literal["cosine", "dot"] | None = None
-    """How training and retrieval compare vectors. null: by the cosine with `normalize`, otherwise
-    by the dot product."""
-    temperature: float | None = pydantic.Field(default=None, gt=0)
-    """Initial value of a learned temperature. null: the model has no such parameter."""
-    default_prefix: str = ""
-    """Text before every text that is neither query nor passage."""
-    query_prefix: str = ""
-    """Text before every query, such as "query: "."""
-    passage_prefix: str = ""
-    """Text before every passage, such as "passage: "."""
-    max_length: int | None = pydantic.Field(default=None, ge=4)
-    """Longest text in tokens, special tokens included, if `max_length` is not given. null: the
-    model's positions, at most 512."""
-
-    @property
-    def by_cosine(self) -> bool:
-        """Whether vectors are compared by the cosine."""
-        return self.normalize if self.similarity is None else self.similarity == "cosine"
-
-
 PRETRAINED_HEADS: Final = {
     "pooler": "a pooler",
     "mlm": "an MLM head",
@@ -172,20 +135,18 @@ class HeadsSection(Section):
     embedding: PoolingSection | None = None
     """How a model of sentence embeddings computes the vector of a text. null: it was not trained
     for this."""
+    cross_encoder: CrossEncoderSection | None = None
+    """How a cross-encoder computes the score of a pair of texts. null: it was not trained for
+    this."""
 
     @property
-    def embedding_parameters(self) -> dict[str, int]:
-        """Parameters of the head of sentence embeddings, with their widths."""
-        found: dict[str, int] = {}
-        if self.embedding is not None and self.embedding.projection is not None:
-            found["dense"] = self.embedding.projection
-        if self.embedding is not None and self.embedding.temperature is not None:
-            found["scale"] = 1
-        return found
+    def text_head(self) -> TextHeadSection | None:
+        """How the model turns texts into what search compares. None: it was not trained for it."""
+        return self.embedding or self.cross_encoder
 
     def longest_text(self, positions: int) -> int:
         """Returns the default limit of texts in tokens, for a model with `positions` positions."""
-        limit = None if self.embedding is None else self.embedding.max_length
+        limit = None if self.text_head is None else self.text_head.max_length
         return min(positions, limit or DEFAULT_MAX_LENGTH)
 
     @property

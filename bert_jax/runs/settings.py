@@ -90,10 +90,10 @@ def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
 def describe(heads: HeadsSection) -> str:
     """Returns the heads of a model in words, such as ``no head but a pooler``."""
     found = [name for head, name in PRETRAINED_HEADS.items() if getattr(heads, head)]
-    if heads.task is not None:
+    if heads.text_head is not None:
+        found.append(heads.text_head.title)
+    elif heads.task is not None:
         found.append(f"a {heads.task.replace('_', '-')} head")
-    if heads.embedding is not None:
-        found.append("sentence embeddings")
     if heads.of_pretraining == {"pooler"} and len(found) == 1:
         return "no head but a pooler"
     attention = " with left-to-right attention" if heads.causal else ""

@@ -60,7 +60,7 @@ def open_data(
                 labels=heads.labels,
                 problem=heads.problem,
                 tuned=tuned,
-                embedding=heads.embedding,
+                text_head=heads.text_head,
                 split_punctuation=heads.split_punctuation,
             )
         )

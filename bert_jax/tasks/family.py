@@ -9,7 +9,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,9 +20,14 @@ from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
 from bert_jax.files.read import require_file
-from bert_jax.model.section import HeadsSection, PoolingSection, ProblemName, TaskName
+from bert_jax.model.section import HeadsSection, ProblemName, TaskName
+from bert_jax.model.text_head import TextHeadSection
 from bert_jax.section import DataPathText, Section
 from bert_jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bert_jax.report.rendering import View
+    from bert_jax.tasks.task import FinetuneTask
 
 # Prediction for one example, as plain JSON. It has at least "id", "label" (None if unknown) and
 # "prediction". `predict` writes records; scores and reports are computed from them.
@@ -102,6 +107,9 @@ class Family:
     write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
     scored: tuple[str, ...] = ("label", "prediction")  # values of a record for `score`
     class_weights: tuple[float, ...] | None = None  # weight of each label; None: all 1
+    # Contents of the report for a dev split, from its records and a function that predicts
+    # other splits. All processes call it. By default, the heads decide.
+    view: "ViewOfSplit | None" = None
 
     @property
     def content(self) -> dict[str, str]:
@@ -122,6 +130,11 @@ class Family:
         return [name for name in self.splits if name.startswith("dev")]
 
 
+ViewOfSplit: TypeAlias = (
+    "Callable[[Split, Sequence[Record], Callable[[Split], list[Record]]], View]"
+)
+
+
 class DataRequest(NamedTuple):
     """The arguments of a section's `open`."""
 
@@ -135,7 +148,7 @@ class DataRequest(NamedTuple):
     labels: tuple[str, ...] | None = None  # default: labels of the training set
     problem: ProblemName | None = None  # problem of the model, if known
     tuned: Mapping[str, float] = {}  # dev scores, including a tuned threshold
-    embedding: PoolingSection | None = None  # how the checkpoint computes sentence vectors
+    text_head: TextHeadSection | None = None  # of the checkpoint
     split_punctuation: bool = True  # see `HeadsSection`
 
     def source(self, section: Section, role: str) -> Path | MemoryTable:
@@ -161,6 +174,10 @@ class FamilySection(Section):
 
     text_column: ClassVar[str | None] = None
     """The setting that names the column of the texts, if there is one."""
+    compares_rows: ClassVar[bool] = False
+    """Whether the loss compares the rows of a batch."""
+    learns_labels: ClassVar[bool] = True
+    """Whether a teacher can replace the labels in the loss."""
 
     kind: Any
     """The task family."""
@@ -170,10 +187,15 @@ class FamilySection(Section):
         """The paths of the task's data, by setting."""
         return {}
 
-    @property
-    def batch_loss(self) -> Any:
-        """The section of a loss that compares the rows of a batch; None for a loss per row."""
-        return None
+    def train_task(self, *, accumulation: int, **parts: Any) -> "FinetuneTask":
+        """Returns the task in the train loop. Imports JAX.
+
+        `accumulation` is the number of microbatches, and `parts` the arguments of `FinetuneTask`.
+        """
+        from bert_jax.tasks.task import FinetuneTask
+
+        del accumulation
+        return FinetuneTask(**parts)
 
     @property
     def tunes_threshold(self) -> bool:

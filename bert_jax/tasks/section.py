@@ -109,7 +109,7 @@ class FinetuneSection(Section):
 
     @pydantic.model_validator(mode="after")
     def _with_negatives(self) -> Self:
-        if self.task.batch_loss is not None and self.batch_size < 2:
+        if self.task.compares_rows and self.batch_size < 2:
             raise SettingError(
                 "embedding.batch_size",
                 f"found {self.batch_size}, but the loss compares the rows of a batch. Use at "
@@ -123,7 +123,7 @@ class FinetuneSection(Section):
         if self.distill_from is None:
             names = ("distill_temperature", "distill_weight")
             refuse_ignored(self, *names, allowed="distill_from")
-        elif self.task.batch_loss is not None:
+        elif not self.task.learns_labels:
             raise SettingError(
                 "finetune.distill_embedding",
                 f"found with task {self.task.kind}, which has no labels. Remove distill_from.",

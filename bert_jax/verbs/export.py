@@ -16,8 +16,7 @@ from bert_jax.files.remote import require_local
 from bert_jax.interop.difference import largest_difference
 from bert_jax.interop.hf_checkpoint import write_hf
 from bert_jax.interop.hf_config import classes_for, format_of
-from bert_jax.interop.importing import read_checkpoint, to_device
-from bert_jax.interop.sentence_transformers import write_sentence_transformers
+from bert_jax.interop.importing import TEXT_HEADS, read_checkpoint, to_device
 from bert_jax.interop.sources import push, push_name
 from bert_jax.interop.stablehlo import PROGRAM, SIGNATURE, export_stablehlo
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
@@ -31,12 +30,7 @@ from bert_jax.runs.lock import hold_output
 from bert_jax.runs.open_checkpoints import load_moments, load_params
 from bert_jax.runs.run_directory import TOKENIZER, Run, open_run, read_run_provenance
 from bert_jax.runs.settings import describe
-from bert_jax.verbs.model_card import (
-    EMBEDDING_FRONT_MATTER,
-    FRONT_MATTER,
-    HF_FRONT_MATTER,
-    model_card,
-)
+from bert_jax.verbs.model_card import FRONT_MATTER, HF_FRONT_MATTER, model_card
 
 Format = Literal["hf", "tf", "stablehlo"]
 CARD: Final = "README.md"
@@ -47,15 +41,6 @@ _NAMES: Final = (
     *("vocab.*", "merges.txt", "*.model", "tokenizer*", "*_map.json", "added_tokens.json"),
     *("modules.json", "[0-9]_*", "checkpoint", "*.index", "*.data-*", PROGRAM, SIGNATURE),
 )
-
-SENTENCE_USAGE: Final = """```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{name}")
-queries = model.encode_query(["a question"])
-passages = model.encode_document(["an answer", "another answer"])
-print(model.similarity(queries, passages))
-```"""
 
 HF_USAGE: Final = """```python
 from transformers import AutoTokenizer, {kind}
@@ -263,12 +248,13 @@ def _write_tensorflow(directory: Path, model: Pretrained) -> _Files:
 def _write_hugging_face(
     directory: Path, model: Pretrained, *, kind: str | None, title: str
 ) -> _Files:
-    """Writes the files of Hugging Face, and of sentence-transformers for sentence embeddings."""
+    """Writes the files of Hugging Face, and of sentence-transformers for a text head."""
     chosen = write_hf(directory, model, kind=kind)
     usage, front_matter = HF_USAGE.format(kind=chosen, name=title), HF_FRONT_MATTER
-    if model.heads.embedding is not None:
-        write_sentence_transformers(directory, model)
-        usage, front_matter = SENTENCE_USAGE.format(name=title), EMBEDDING_FRONT_MATTER
+    if model.heads.text_head is not None:
+        format = TEXT_HEADS[type(model.heads.text_head)]
+        format.write(directory, model)
+        usage, front_matter = format.usage.format(name=title), format.front_matter
     return _Files(usage, read_checkpoint(directory), chosen, front_matter)
 
 

@@ -20,7 +20,7 @@ from bert_jax.feature_extraction.texts import TextColumns, read_texts
 from bert_jax.files.atomic import require_other_file
 from bert_jax.files.remote import require_local
 from bert_jax.inference.bucketed import model_of_run
-from bert_jax.model.section import Pool
+from bert_jax.model.text_head import Pool
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection

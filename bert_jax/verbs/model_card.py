@@ -10,12 +10,6 @@ from bert_jax.runs.run_directory import CONFIG, Run, read_run_provenance
 
 FRONT_MATTER: Final = "---\ntags: [{kind}, bert-jax]\n---\n"
 HF_FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [{kind}, bert-jax]\n---\n"
-EMBEDDING_FRONT_MATTER: Final = """---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags: [sentence-transformers, sentence-similarity, feature-extraction, {kind}, bert-jax]
----
-"""
 
 
 def model_card(

@@ -13,8 +13,8 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.parallel.compiling import made_once
 from bert_jax.report.finetuning.attention import AttentionMaps, attention_view
-from bert_jax.report.finetuning.embeddings import VectorSample
 from bert_jax.report.finetuning.page import ReportInputs, render
+from bert_jax.report.rendering import View
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.runs.run_directory import Run
 from bert_jax.runs.settings import REPORT
@@ -37,21 +37,21 @@ def write_report(
     loaded: LoadedParams,
     *,
     records: Mapping[str, Sequence[Record]],
-    samples: Mapping[str, VectorSample] = {},
+    views: Mapping[str, View] = {},
     seeds: Sequence[Mapping[str, Any]] = (),
     warning: str | None = None,
 ) -> None:
     """Writes a fine-tuned run's report into its directory.
 
     `family` must have the dev splits. `records` are the predictions of the checkpoint `loaded`.
-    `samples` are texts and vectors by split, for sentence embeddings. `seeds` are the results of a
-    sweep. `warning` appears at the top of the report.
+    `views` are the results of `Family.view` by split. `seeds` are the results of a sweep. `warning`
+    appears at the top of the report.
     """
     section = run.section("finetune", FinetuneSection, verb="finetune")
     settings = section.model_dump(mode="json")
     inputs = ReportInputs(
         title=run.directory.name,
-        kind=run.heads.task or "embedding",
+        kind=run.heads.text_head.title if run.heads.text_head else run.heads.task or "",
         problem=run.heads.problem,
         labels=run.heads.labels,
         best_metric=family.best_metric,
@@ -71,7 +71,7 @@ def write_report(
         seeds=seeds,
         entities=_entities(run, family, records),
         f1=_f1(run, records),
-        samples=samples,
+        views=views,
     )
     write_whole(run.directory / REPORT, render(inputs))
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
-import numpy as np
 import pyarrow as pa
 from etils import epath
 from pyarrow import csv as pa_csv
@@ -19,13 +18,11 @@ from bert_jax.narration import doing, narrator_of
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
-from bert_jax.report.finetuning.embeddings import SamplePair, VectorSample
 from bert_jax.runs.evaluation import Evaluation, write_evaluation
 from bert_jax.runs.open_checkpoints import LoadedParams, load_params
 from bert_jax.runs.run_directory import Run
 from bert_jax.tasks.data_of_run import open_data, section_of
-from bert_jax.tasks.embedding.tuples import TextsSplit
-from bert_jax.tasks.family import Encoded, Family, Record, Split
+from bert_jax.tasks.family import Family, Record
 from bert_jax.tasks.predictor import Predictor, score_splits
 from bert_jax.tasks.scores import Baseline, baseline_of
 from bert_jax.tasks.section import TaskSection
@@ -56,11 +53,10 @@ def conclude(
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=predictor.mesh)
         records = {name: predictor(loaded.params, family.splits[name]) for name in family.dev}
-        samples = {}
-        if run.heads.embedding is not None:
-            samples = {
-                name: sampled_vectors(family.splits[name], predictor, loaded.params)
-                for name in family.dev
+        predict, views = functools.partial(predictor, loaded.params), {}
+        if (view := family.view) is not None:
+            views = {
+                name: view(family.splits[name], found, predict) for name, found in records.items()
             }
     evaluation, baseline = _evaluation(loaded, family, records, role="dev")
     check_lock()
@@ -76,7 +72,7 @@ def conclude(
                 family,
                 loaded,
                 records=records,
-                samples=samples,
+                views=views,
                 seeds=seeds,
                 warning=warning,
             )
@@ -187,34 +183,3 @@ def write_csv(path: epath.Path, table: pa.Table) -> None:
     sink = pa.BufferOutputStream()
     pa_csv.write_csv(table, sink, pa_csv.WriteOptions(quoting_style="needed"))
     write_whole(path, sink.getvalue().to_pybytes())
-
-
-SAMPLED: Final = 1000  # texts of a sample
-
-
-class _SampledRows(Split):
-    """Some rows of a split. Their records are their vectors."""
-
-    def __init__(self, split: TextsSplit, rows: Sequence[int]) -> None:
-        self._split, self._rows = split, rows
-        self.lengths, self.examples = split.lengths[list(rows)], len(rows)
-
-    def row(self, index: int) -> Encoded:
-        return self._split.row(self._rows[index])
-
-    def reduce(self, index: int, logits: np.ndarray) -> np.ndarray:
-        return TextsSplit.reduce(self._split, index, logits)
-
-    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
-        del first
-        return [{"vectors": vectors} for vectors in reduced]
-
-
-def sampled_vectors(split: Split, predictor: Predictor, params: Any) -> VectorSample:
-    """Returns texts of a split and their vectors. All processes must call it."""
-    assert isinstance(split, TextsSplit)
-    sample = split.sample(SAMPLED)
-    records = predictor(params, _SampledRows(split, sample.rows))
-    vectors = np.concatenate([np.atleast_2d(record["vectors"]) for record in records])
-    pairs = [SamplePair(*pair) for pair in sample.pairs]
-    return VectorSample(sample.texts, vectors, pairs, sample.total)

@@ -37,7 +37,6 @@ from bert_jax.section import under
 from bert_jax.task import Params
 from bert_jax.tasks.batches import TrainBatches
 from bert_jax.tasks.distillation import DistilledTask, open_task_teacher
-from bert_jax.tasks.embedding.task import EmbeddingTask
 from bert_jax.tasks.family import DataRequest, Family, hub_files
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection, FinetuneSettings
@@ -178,7 +177,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         origin.tokenizer,
         section.max_length,
         section.split_seed,
-        embedding=origin.heads.embedding,
+        text_head=origin.heads.text_head,
     )
     with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):
         family = section.task.open(request)
@@ -309,7 +308,9 @@ def _unshared(prepared: TrainingSetup) -> set[str]:
     found = set[str]()
     if (ours.task, ours.labels) != (theirs.task, theirs.labels):
         found.add(TASK_HEAD)
-    if ours.embedding_parameters != theirs.embedding_parameters:
+    if (ours.text_head and ours.text_head.parameters) != (
+        theirs.text_head and theirs.text_head.parameters
+    ):
         found.add(EMBEDDING_HEAD)
     return found
 
@@ -317,8 +318,6 @@ def _unshared(prepared: TrainingSetup) -> set[str]:
 def _task(
     section: FinetuneSection, teacher: str | None, tokenizer: Tokenizer, **parts: Any
 ) -> FinetuneTask:
-    if (loss := section.task.batch_loss) is not None:
-        return EmbeddingTask(training=loss, chunks=section.accumulation, **parts)
     if teacher is not None:
         return DistilledTask(
             teacher=open_task_teacher(
@@ -333,7 +332,7 @@ def _task(
             tokenizer=tokenizer,
             **parts,
         )
-    return FinetuneTask(**parts)
+    return section.task.train_task(accumulation=section.accumulation, **parts)
 
 
 def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition) -> FinetuneTask:

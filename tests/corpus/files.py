@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from bert_jax.model.section import HeadsSection, PoolingSection
+from bert_jax.model.section import HeadsSection
+from bert_jax.model.text_head import PoolingSection
 from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 
 CLASSES = HeadsSection(

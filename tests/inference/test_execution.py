@@ -20,7 +20,8 @@ from bert_jax.inference.execution import (
     inference_execution,
     stacked_again,
 )
-from bert_jax.model.section import Execution, HeadsSection, PoolingSection
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.model.text_head import PoolingSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.tasks.task import logits

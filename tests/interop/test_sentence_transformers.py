@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 import bert_jax
 from bert_jax.feature_extraction.extractor import Prompt
 from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
-from bert_jax.model.section import HeadsSection, PoolingSection
+from bert_jax.model.section import HeadsSection
+from bert_jax.model.text_head import PoolingSection
 from bert_jax.runs.run_directory import open_run
 from bert_jax.text import load_wordpiece
 from tests.feature_extraction.runs import texts

@@ -24,7 +24,8 @@ from bert_jax.interop.stablehlo import USAGE, export_stablehlo
 from bert_jax.interop.tensor_conversion import flatten
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.section import Execution, HeadsSection, Pool, PoolingSection
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.model.text_head import Pool, PoolingSection
 from bert_jax.train.state import define_model
 from tests.compiler_pair import compiles_for_tpus
 from tests.project import refuses

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.report.finetuning.attention import attention_view
+from bert_jax.report.finetuning.embeddings import embeddings
 from bert_jax.report.finetuning.page import render
 from bert_jax.report.rendering import CONTROLS, render_page
 from tests.report.records import (
@@ -63,10 +64,20 @@ KINDS: dict[str, dict[str, Any]] = {
         f1={"dev": [0.0, 1.0]},
     ),
     "scored pairs": task(
-        "embedding", records={"dev": numbers(4)}, samples={"dev": vectors(20, scored=True)}
+        "sentence embeddings",
+        records={"dev": numbers(4)},
+        views={"dev": embeddings(vectors(20, scored=True))},
     ),
-    "pairs": task("embedding", records={"dev": numbers(4)}, samples={"dev": vectors(20)}),
-    "one pair": task("embedding", records={"dev": numbers(1)}, samples={"dev": vectors(1)}),
+    "pairs": task(
+        "sentence embeddings",
+        records={"dev": numbers(4)},
+        views={"dev": embeddings(vectors(20))},
+    ),
+    "one pair": task(
+        "sentence embeddings",
+        records={"dev": numbers(1)},
+        views={"dev": embeddings(vectors(1))},
+    ),
     "choices": task("multiple_choice", records={"dev": choice(9)}),
 }
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from bert_jax.model.section import PoolingSection
+from bert_jax.model.text_head import PoolingSection
 from bert_jax.tasks.family import DataRequest, Family, Record
 from bert_jax.tasks.scores import baseline_of
 from bert_jax.tasks.section import TaskSection
@@ -101,7 +101,7 @@ def opened(directory: Path, kind: str, make: Callable[[Path], dict[str, Any]]) -
     directory.mkdir(exist_ok=True)
     section = validate(KINDS[kind], make(directory) | {"kind": kind}, source="", key="task")
     tokenizer = make_tokenizer(directory / "tokenizer")
-    return section.open(DataRequest(tokenizer, 16, seed=0, embedding=PoolingSection()))
+    return section.open(DataRequest(tokenizer, 16, seed=0, text_head=PoolingSection()))
 
 
 def predicted(family: Family, logits: Callable[[tuple[int, ...]], np.ndarray]) -> list[Record]:

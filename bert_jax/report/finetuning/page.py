@@ -4,10 +4,10 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from bert_jax.errors import counted
-from bert_jax.model.section import ProblemName, TaskName
+from bert_jax.model.section import ProblemName
 from bert_jax.report.charts import STYLES, Chart, Series, line_chart
 from bert_jax.report.finetuning.answers import answers
 from bert_jax.report.finetuning.attention import SCALE, AttentionMaps
@@ -17,7 +17,6 @@ from bert_jax.report.finetuning.classification import (
     regression,
     single_label,
 )
-from bert_jax.report.finetuning.embeddings import VectorSample, embeddings
 from bert_jax.report.finetuning.tokens import labelled_words
 from bert_jax.report.rendering import (
     Cell,
@@ -38,7 +37,7 @@ class ReportInputs(NamedTuple):
     """Contents of a report."""
 
     title: str
-    kind: TaskName | Literal["embedding"]
+    kind: str  # name of the head, or title of the text head
     problem: ProblemName | None  # only for sequence classification
     labels: Sequence[str]  # labels in the model's order
     best_metric: str  # score that selects the best checkpoint
@@ -56,8 +55,8 @@ class ReportInputs(NamedTuple):
     entities: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
     # Question answering only: {split: F1 of each record, 0 to 1}.
     f1: Mapping[str, Sequence[float]] = {}
-    # Sentence embeddings only: {split: texts and their vectors}.
-    samples: Mapping[str, VectorSample] = {}
+    # {split: contents in place of a view of the head}.
+    views: Mapping[str, View] = {}
 
 
 def render(inputs: ReportInputs) -> str:
@@ -90,10 +89,8 @@ def _about(inputs: ReportInputs) -> str:
     task = inputs.kind.replace("_", " ")
     if inputs.kind == "sequence_classification" and inputs.problem is not None:
         task = inputs.problem.replace("_", " ").replace("single label", "classification")
-    if inputs.kind == "question_answering":
+    if inputs.kind == "question_answering" or inputs.views:
         return task
-    if inputs.kind == "embedding":
-        return "sentence embeddings"
     labels = counted(len(inputs.labels), "label")
     named = f" ({', '.join(inputs.labels)})" if 1 <= len(inputs.labels) <= 8 else ""
     return f"{task}, {labels}{named}"
@@ -174,6 +171,8 @@ def _split(inputs: ReportInputs, name: str, records: Sequence[Record]) -> View:
 
 
 def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> View:
+    if split in inputs.views:
+        return inputs.views[split]
     if inputs.kind == "token_classification":
         entities = inputs.entities.get(split, {})
         return labelled_words(records, labels=inputs.labels, entities=entities)
@@ -181,8 +180,6 @@ def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> Vie
         return answers(records, f1=inputs.f1[split])
     if inputs.kind == "multiple_choice":
         return choices(records)
-    if inputs.kind == "embedding":
-        return embeddings(inputs.samples[split])
     if inputs.problem == "regression":
         return regression(records)
     if inputs.problem == "multi_label":

@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import is_dataset_file
 from bert_jax.files.remote import is_remote
-from bert_jax.model.section import PoolingSection
+from bert_jax.model.text_head import PoolingSection
 from bert_jax.tasks.embedding.tuples import (
     TextSample,
     TextsSplit,

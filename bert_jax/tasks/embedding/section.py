@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.files.read import require_file
-from bert_jax.model.section import HeadsSection, Pool, PoolingSection
+from bert_jax.model.section import HeadsSection
+from bert_jax.model.text_head import Pool, PoolingSection, TextHeadSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
 from bert_jax.tasks.embedding import retrieval
 from bert_jax.tasks.embedding.tuples import (
@@ -35,6 +36,9 @@ from bert_jax.tasks.family import (
 from bert_jax.tasks.scores import figures
 from bert_jax.tasks.sequence import TextExample
 from bert_jax.tasks.table import hold_out
+
+if TYPE_CHECKING:
+    from bert_jax.tasks.embedding.task import EmbeddingTask
 
 SCORED: Final = ("cosent", "cosine")  # losses that compare cosines with scores
 SPEARMAN: Final = ("spearman", "pearson")
@@ -75,6 +79,8 @@ class EmbeddingSection(RowsSection):
     """
 
     text_column = "anchor"
+    compares_rows = True
+    learns_labels = False
 
     kind: Literal["embedding"] = "embedding"
     anchor: str
@@ -133,10 +139,11 @@ class EmbeddingSection(RowsSection):
                 )
         return self
 
-    @property
-    def batch_loss(self) -> EmbeddingLossSection:
-        """The loss, which compares all rows of a batch."""
-        return self.loss
+    def train_task(self, *, accumulation: int, **parts: Any) -> "EmbeddingTask":
+        """Returns the task in the train loop, which encodes a batch in `accumulation` chunks."""
+        from bert_jax.tasks.embedding.task import EmbeddingTask
+
+        return EmbeddingTask(training=self.loss, chunks=accumulation, **parts)
 
     def required(self, role: str) -> Columns:
         """Returns the columns of texts and ids, and of scores if the role needs them."""
@@ -193,14 +200,15 @@ class EmbeddingSection(RowsSection):
             )
         return self.positive
 
-    def embedding(self, found: PoolingSection | None) -> PoolingSection:
+    def embedding(self, found: TextHeadSection | None) -> PoolingSection:
         """Returns how the trained model computes vectors. `found`: how the checkpoint does."""
         names = ("pool", "normalize", "projection", "query_prefix", "passage_prefix")
         asked = {name: value for name in names if (value := getattr(self, name)) is not None}
         asked["temperature"] = self.loss.temperature if self.loss.learn_temperature else None
         if self.normalize is not None:
             asked["similarity"] = None
-        return (found or PoolingSection()).model_copy(update=asked)
+        known = found if isinstance(found, PoolingSection) else PoolingSection()
+        return known.model_copy(update=asked)
 
     def open(self, request: DataRequest) -> Family:
         """Opens the tables and directories.
@@ -209,7 +217,10 @@ class EmbeddingSection(RowsSection):
         anchors. Raises UserError for a missing file or column, a malformed row, a training set that
         is too small for `hold_out`, or a dev set on which all models have the same score.
         """
-        embedding = self.embedding(request.embedding)
+        # Import here: charts are for reports, and reading a configuration imports this module.
+        from bert_jax.tasks.embedding.sample import view_of_sample
+
+        embedding = self.embedding(request.text_head)
         tables: dict[str, Sequence[TextTuple]] = {}
         splits: dict[str, Split] = {}
         notes: list[str] = []
@@ -251,6 +262,7 @@ class EmbeddingSection(RowsSection):
             score=_score,
             scored=("label", "prediction", "ranks"),
             write_official=no_benchmark("embedding"),
+            view=view_of_sample,
         )
 
     def _read(self, source: Path | MemoryTable, role: str, notes: list[str]) -> list[TextTuple]:

@@ -12,7 +12,7 @@ from sentence_transformers import SimilarityFunction
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import RowError
 from bert_jax.errors import UserError
-from bert_jax.model.section import PoolingSection
+from bert_jax.model.text_head import PoolingSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.embedding.tuples import SCORE, TEXTS
 from bert_jax.tasks.family import Family, Split
@@ -139,7 +139,7 @@ def test_evaluation_compares_vectors_as_sentence_transformers(
     write_qrels(beir, [(f"q{number}", f"p{number}", 1) for number in range(3)])
     values = {"normalize": normalize, "dimensions": 3, "similarity": similarity}
     embedding = validate(PoolingSection, values, source="")
-    request = opening(tmp_path, "dev")._replace(embedding=embedding)
+    request = opening(tmp_path, "dev")._replace(text_head=embedding)
     split = section_of(tmp_path, dev=str(beir)).open(request).splits["dev"]
     vectors = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
     if normalize:

@@ -1,0 +1,91 @@
+"""Text heads: how a model turns a text, or a pair, into what a search compares. Needs no JAX.
+
+A kind of text head has its settings here, and one file in each layer that it takes part in:
+`bert_jax.model` (what it computes), `bert_jax.tasks` (data, loss and evaluation) and
+`bert_jax.interop` (files of sentence-transformers). Everything else asks `HeadsSection.text_head`.
+"""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import pydantic
+
+from bert_jax.section import Section
+
+Pool = Literal["mean", "cls", "last"]
+
+
+class TextHeadSection(Section):
+    """The settings of a trained text head.
+
+    Every use of the model follows them: training, evaluation, inference and exports.
+    """
+
+    title: ClassVar[str]
+    """Name of the model's results in messages."""
+    if TYPE_CHECKING:  # each kind has the setting in its own order
+        max_length: int | None
+        """Longest text, or pair of texts, in tokens."""
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Parameters that only this head has, with their widths."""
+        return {}
+
+
+class PoolingSection(TextHeadSection):
+    """How a trained model computes the vector of a text."""
+
+    title = "sentence embeddings"
+
+    pool: Pool = "mean"
+    """How the states of a text become one vector. `mean`: mean over all tokens, special tokens
+    included. `cls`: first token. `last`: last token that is not padding."""
+    normalize: bool = True
+    """Whether vectors have length 1. Their dot product is then the cosine."""
+    projection: int | None = pydantic.Field(default=None, ge=1)
+    """Width of a linear layer after pooling. null: no layer, vectors are as wide as the model."""
+    dimensions: int | None = pydantic.Field(default=None, ge=1)
+    """Numbers that remain of a vector, from its first. The others are cut off after normalisation,
+    except in training. null: all remain."""
+    similarity: Literal["cosine", "dot"] | None = None
+    """How training and retrieval compare vectors. null: by the cosine with `normalize`, otherwise
+    by the dot product."""
+    temperature: float | None = pydantic.Field(default=None, gt=0)
+    """Initial value of a learned temperature. null: the model has no such parameter."""
+    default_prefix: str = ""
+    """Text before every text that is neither query nor passage."""
+    query_prefix: str = ""
+    """Text before every query, such as "query: "."""
+    passage_prefix: str = ""
+    """Text before every passage, such as "passage: "."""
+    max_length: int | None = pydantic.Field(default=None, ge=4)
+    """Longest text in tokens, special tokens included, if `max_length` is not given. null: the
+    model's positions, at most 512."""
+
+    @property
+    def by_cosine(self) -> bool:
+        """Whether vectors are compared by the cosine."""
+        return self.normalize if self.similarity is None else self.similarity == "cosine"
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Parameters of the projection and of the learned temperature, with their widths."""
+        found = {"dense": self.projection, "scale": self.temperature and 1}
+        return {name: width for name, width in found.items() if width is not None}
+
+
+class CrossEncoderSection(TextHeadSection):
+    """How a cross-encoder scores a pair of texts, such as a query and a document.
+
+    Its parameters are those of a sequence classifier with one output.
+    """
+
+    title = "relevance scores of pairs"
+
+    activation: Literal["sigmoid", "identity"] = "sigmoid"
+    """Function of the output. `sigmoid`: scores are from 0 to 1. `identity`: scores are logits."""
+    query_prefix: str = ""
+    """Text before the first text of every pair."""
+    max_length: int | None = pydantic.Field(default=None, ge=4)
+    """Longest pair in tokens, special tokens included. null: the model's positions, at most
+    512."""

@@ -1,0 +1,44 @@
+"""The sample of texts in the report of sentence embeddings."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from bert_jax.report.finetuning.embeddings import SamplePair, VectorSample, embeddings
+from bert_jax.report.rendering import View
+from bert_jax.tasks.embedding.tuples import TextsSplit
+from bert_jax.tasks.family import Encoded, Record, Split
+
+SAMPLED: Final = 1000  # texts of a sample
+
+
+class _SampledRows(Split):
+    """Some rows of a split. Their records are their vectors."""
+
+    def __init__(self, split: TextsSplit, rows: Sequence[int]) -> None:
+        self._split, self._rows = split, rows
+        self.lengths, self.examples = split.lengths[list(rows)], len(rows)
+
+    def row(self, index: int) -> Encoded:
+        return self._split.row(self._rows[index])
+
+    def reduce(self, index: int, logits: np.ndarray) -> np.ndarray:
+        return TextsSplit.reduce(self._split, index, logits)
+
+    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
+        del first
+        return [{"vectors": vectors} for vectors in reduced]
+
+
+def view_of_sample(
+    split: Split, records: Sequence[Record], predict: Callable[[Split], list[Record]]
+) -> View:
+    """Returns the neighbours and the map of texts of a split, see `Family.view`."""
+    del records
+    assert isinstance(split, TextsSplit)
+    sample = split.sample(SAMPLED)
+    found = predict(_SampledRows(split, sample.rows))
+    vectors = np.concatenate([np.atleast_2d(record["vectors"]) for record in found])
+    pairs = [SamplePair(*pair) for pair in sample.pairs]
+    return embeddings(VectorSample(sample.texts, vectors, pairs, sample.total))
