@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     from bert_jax.tasks.choice import MultipleChoiceSection
     from bert_jax.tasks.embedding.section import EmbeddingLossSection, EmbeddingSection
     from bert_jax.tasks.glue.family import GlueSection
+    from bert_jax.tasks.rerank.section import RerankLossSection, RerankSection
     from bert_jax.tasks.section import FinetuneSection
     from bert_jax.tasks.squad.family import SquadSection
     from bert_jax.tasks.sweep_grid import SweepSection
@@ -177,6 +178,7 @@ __all__ += ["CacheSection", "CheckpointSection", "CleaningSection", "Compilation
 __all__ += ["ContaminationSection", "DistributedSection", "EvaluationSection", "ExamplesSection"]
 __all__ += ["Execution", "FinetuneOptimizerSection", "FinetuneSection", "GlueSection"]
 __all__ += ["CrossEncoderSection", "EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
+__all__ += ["RerankLossSection", "RerankSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixingSection", "MixtureSection"]
 __all__ += ["MlperfSection", "ModelSection", "MultipleChoiceSection", "NearDuplicatesSection"]

@@ -105,7 +105,8 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
             _refuse(section, "max_length", section.max_length, "a head that tags words")
         forward = task_forward(model.loaded.model)
         tags = task if isinstance(results, Tags) else None
-        return ScoredModel(opened, mesh, results, forward, "", max_length, tags)
+        prefix = heads.cross_encoder.query_prefix if heads.cross_encoder else ""
+        return ScoredModel(opened, mesh, results, forward, prefix, max_length, tags)
     settings = vector_settings(section, architecture, heads)
     forward = vector_forward(settings, model.loaded.model)
     vectors = Vectors(settings.width(architecture))

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from bert_jax.model.section import HeadsSection, ProblemName
+from bert_jax.model.text_head import CrossEncoderSection
 
 LABEL: Final = "label"
 PROBABILITIES: Final = "probabilities"
@@ -44,14 +45,16 @@ class Vectors(Results):
 
 
 class Scores(Results):
-    """The number that a regression predicts."""
+    """The number that a regression or a cross-encoder predicts."""
 
-    def __init__(self) -> None:
+    def __init__(self, cross_encoder: CrossEncoderSection | None = None) -> None:
+        self._cross_encoder = cross_encoder
         self.schema = pa.schema([(SCORE, pa.float32())])
 
     def columns(self, outputs: np.ndarray) -> list[pa.Array]:
         """Returns the scores."""
-        return [pa.array(outputs[:, 0])]
+        found = outputs[:, 0]
+        return [pa.array(self._cross_encoder.score(found) if self._cross_encoder else found)]
 
 
 class Labels(Results):
@@ -116,6 +119,6 @@ def results_of_head(heads: HeadsSection, *, threshold: float) -> Results:
     guessed: ProblemName = "regression" if len(heads.labels) == 1 else "single_label"
     problem = heads.problem or guessed
     if problem == "regression":
-        return Scores()
+        return Scores(heads.cross_encoder)
     several = threshold if problem == "multi_label" else None
     return Labels(heads.labels, integers=heads.integer_labels, threshold=several)

@@ -7,6 +7,7 @@ A kind of text head has its settings here, and one file in each layer that it ta
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
 import pydantic
 
 from bert_jax.section import Section
@@ -89,3 +90,11 @@ class CrossEncoderSection(TextHeadSection):
     max_length: int | None = pydantic.Field(default=None, ge=4)
     """Longest pair in tokens, special tokens included. null: the model's positions, at most
     512."""
+
+    def score(self, outputs: np.ndarray) -> np.ndarray:
+        """Returns the scores of outputs of the model."""
+        if self.activation == "identity":
+            return outputs
+        from scipy.special import expit  # here, because it takes 0.1 s
+
+        return expit(outputs)

@@ -16,6 +16,7 @@ from bert_jax.tasks.data_of_run import open_data, section_of
 from bert_jax.tasks.family import DataRequest, Record, Split
 from bert_jax.tasks.labels import with_integers
 from bert_jax.tasks.predictor import Predictor
+from bert_jax.tasks.rerank.section import RerankSection
 from bert_jax.tasks.section import FAMILIES, TaskSection
 from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.table import TableSection
@@ -24,7 +25,6 @@ from bert_jax.text import Tokenizer
 from bert_jax.validation import validate
 
 BATCH_SIZE: Final = 32
-MAX_LENGTH: Final = 512  # pieces in a row, if the fine-tuning settings are unknown
 _ROLE: Final = "input"
 
 
@@ -56,7 +56,7 @@ class RowTask:
                 place=model.name,
             )
         else:
-            max_length = min(model.architecture.max_position_embeddings, MAX_LENGTH)
+            max_length = model.heads.longest_text(model.architecture.max_position_embeddings)
         return cls(
             name=model.name,
             tokenizer=model.tokenizer,
@@ -83,7 +83,9 @@ class RowTask:
         if self.run is None:
             request = DataRequest(self.tokenizer, self.max_length, seed=0, roles=(_ROLE,))
             labels, problem = self.heads.labels or None, self.heads.problem
-            family = task.open(request._replace(input=table, labels=labels, problem=problem))
+            text_head = self.heads.text_head
+            request = request._replace(labels=labels, problem=problem, text_head=text_head)
+            family = task.open(request._replace(input=table))
         else:
             family = open_data(self.run, roles=(_ROLE,), step=self.step, input=table, task=task)
         return family.splits[_ROLE]
@@ -91,6 +93,8 @@ class RowTask:
     def _section(self, table: MemoryTable) -> TaskSection:
         """Returns a section for a model without fine-tuning settings."""
         kind = self.heads.task
+        if self.heads.cross_encoder is not None:
+            return RerankSection(query="query", document="document", label="label")
         if kind == "sequence_classification":
             pair = "pair" if table.has("pair", width=2) else None
             return TableSection(text="text", pair=pair, label="label")

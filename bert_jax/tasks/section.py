@@ -15,6 +15,7 @@ from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.family import FamilySection, FamilyT
 from bert_jax.tasks.glue.family import GlueSection
+from bert_jax.tasks.rerank.section import RerankSection
 from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.sweep_grid import SweepSection
 from bert_jax.tasks.table import TableSection
@@ -29,6 +30,7 @@ TaskSection: TypeAlias = (
     | MultipleChoiceSection
     | TableSection
     | EmbeddingSection
+    | RerankSection
 )
 FAMILIES: Final[Mapping[str, type[FamilySection]]] = {
     section.model_fields["kind"].default: section

@@ -157,7 +157,8 @@ def _check_output(path: Path, *, submission: bool, force: bool) -> None:
 
 
 def _check_probabilities(heads: HeadsSection) -> None:
-    if heads.task != "sequence_classification" or heads.problem == "regression":
+    of_labels = heads.task == "sequence_classification" and heads.text_head is None
+    if not of_labels or heads.problem == "regression":
         raise UserError(
             "predict.probabilities",
             "this task predicts no label of a text. Remove the option, or write a .jsonl file.",

@@ -80,15 +80,15 @@ def read_retrieval(directory: str, role: str) -> tuple[Retrieval, list[str]]:
     relevant passage in the corpus.
     """
     asked, searched, judged = map(local_copy, files_of(directory, role))
-    queries = {_id(row, "_id"): text_of(row, "text") for row in _rows(asked, "_id", "text")}
+    queries = {id_of(row, "_id"): text_of(row, "text") for row in rows_of(asked, "_id", "text")}
     passages = {}
-    for row in _rows(searched, "_id", "text"):
+    for row in rows_of(searched, "_id", "text"):
         title = row.text("title") if row.values.get("title") else ""
-        passages[_id(row, "_id")] = f"{title} {row.text('text')}".strip()
+        passages[id_of(row, "_id")] = f"{title} {row.text('text')}".strip()
     relevance: dict[str, dict[str, int]] = {}
     unknown: dict[str, list[str]] = {QUERIES: [], PASSAGES: []}  # judged ids that a file lacks
-    for row in _rows(judged, "query-id", "corpus-id", "score"):
-        query, passage, grade = _id(row, "query-id"), _id(row, "corpus-id"), _grade(row)
+    for row in rows_of(judged, "query-id", "corpus-id", "score"):
+        query, passage, grade = id_of(row, "query-id"), id_of(row, "corpus-id"), _grade(row)
         if query not in queries:
             unknown[QUERIES].append(query)
             continue
@@ -122,7 +122,8 @@ def read_retrieval(directory: str, role: str) -> tuple[Retrieval, list[str]]:
     return Retrieval({query: queries[query] for query in relevance}, passages, relevance), notes
 
 
-def _rows(path: Path, *columns: str) -> list[TableRow]:
+def rows_of(path: Path, *columns: str) -> list[TableRow]:
+    """Returns the rows of a file. Raises UserError if it is empty or lacks one of the columns."""
     rows = list(read_table(path))
     if not rows:
         raise no_rows(path)
@@ -131,7 +132,8 @@ def _rows(path: Path, *columns: str) -> list[TableRow]:
     return rows
 
 
-def _id(row: TableRow, column: str) -> str:
+def id_of(row: TableRow, column: str) -> str:
+    """Returns the id in a column. Raises RowError as `row_id`."""
     return str(row_id(row, column))
 
 
@@ -274,27 +276,31 @@ def _rank(scores: np.ndarray, later: np.ndarray, at: int) -> int:
     return 1 + int(before.sum())
 
 
-def retrieval_figures(records: Sequence[Record]) -> dict[str, float]:
-    """Returns the means over queries of nDCG@10, MRR and recall@k.
+def retrieval_figures(
+    records: Sequence[Record], names: Sequence[str] = FIGURES
+) -> dict[str, float]:
+    """Returns the means over queries of some figures.
 
-    "mrr" is 1 / rank of the first relevant passage, without a cutoff. "recall@k" is the share of
-    the relevant passages among the first k. Equal to trec_eval's `ndcg_cut_10`, `recip_rank` and
-    `recall_k` for complete rankings.
+    "mrr" is 1 / rank of the first relevant passage, without a cutoff. "mrr@10" is 0 if this rank is
+    above 10. "recall@k" is the share of the relevant passages among the first k. "map" is the mean,
+    over all relevant passages, of the precision at their ranks. Equal to trec_eval's `ndcg_cut_10`,
+    `recip_rank`, `recall_k` and `map` for complete rankings.
     """
-    sums = dict.fromkeys(FIGURES, 0.0)
-    for record in records:
-        grades = [grade for grade in record["label"].values() if grade > 0]
-        ranks = record["ranks"]
-        gained = sum(
-            record["label"][each] / math.log2(place + 1)
-            for each, place in ranks.items()
-            if place <= CUTOFF
-        )
-        ideal = sorted(grades, reverse=True)[:CUTOFF]
-        most = sum(grade / math.log2(place + 1) for place, grade in enumerate(ideal, start=1))
-        sums[FIGURES[0]] += gained / most if most else 0.0
-        sums["mrr"] += 1 / min(ranks.values()) if ranks else 0.0
-        for k in RECALLED:
-            found = sum(place <= k for place in ranks.values())
-            sums[f"recall@{k}"] += found / len(grades) if grades else 0.0
-    return {name: total / len(records) for name, total in sums.items()}
+    of_queries = [_figures_of(record) for record in records]
+    return {name: sum(each[name] for each in of_queries) / len(records) for name in names}
+
+
+def _figures_of(record: Record) -> dict[str, float]:
+    grades = sorted((grade for grade in record["label"].values() if grade > 0), reverse=True)
+    by_rank = sorted((place, record["label"][each]) for each, place in record["ranks"].items())
+    gained = sum(grade / math.log2(place + 1) for place, grade in by_rank if place <= CUTOFF)
+    most = sum(grade / math.log2(at + 1) for at, grade in enumerate(grades[:CUTOFF], start=1))
+    ranks, relevant = [place for place, _ in by_rank], max(len(grades), 1)
+    first = 1 / ranks[0] if ranks else 0.0
+    return {
+        FIGURES[0]: gained / most if most else 0.0,
+        "mrr": first,
+        f"mrr@{CUTOFF}": first if first >= 1 / CUTOFF else 0.0,
+        "map": sum(at / place for at, place in enumerate(ranks, start=1)) / relevant,
+        **{f"recall@{k}": sum(place <= k for place in ranks) / relevant for k in RECALLED},
+    }

@@ -1,0 +1,1 @@
+"""Reranking: a cross-encoder scores a query with each candidate document."""

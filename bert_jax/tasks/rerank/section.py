@@ -1,0 +1,296 @@
+"""The task family of reranking: its settings, and how it opens its data."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import pydantic
+
+from bert_jax.data.memory_table import MemoryTable
+from bert_jax.errors import SettingError, UserError, commas
+from bert_jax.files.read import require_file
+from bert_jax.model.text_head import CrossEncoderSection, TextHeadSection
+from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
+from bert_jax.tasks.embedding import retrieval
+from bert_jax.tasks.family import (
+    Columns,
+    DataRequest,
+    Family,
+    Record,
+    RowsSection,
+    Split,
+    count_notes,
+    needs_labels,
+    no_benchmark,
+    no_rows,
+    task_heads,
+)
+from bert_jax.tasks.rerank.candidates import (
+    CandidateColumns,
+    Candidates,
+    ListSplit,
+    PairsSplit,
+    RankingSplit,
+    files_of,
+    grouped,
+    rankings,
+    read_candidates,
+    read_directory,
+    scaled,
+)
+from bert_jax.tasks.sequence import TextExample
+from bert_jax.tasks.table import hold_out
+
+if TYPE_CHECKING:
+    from bert_jax.report.rendering import View
+    from bert_jax.tasks.rerank.task import RerankTask
+
+OUTPUT: Final = "LABEL_0"  # name of the only output, as in cross-encoders of sentence-transformers
+FIGURES: Final = (f"ndcg@{retrieval.CUTOFF}", f"mrr@{retrieval.CUTOFF}", "map")
+LISTS: Final = ("list_net", "margin_mse")  # losses that compare the candidates of a query
+TEACHER: Final = ("mse", "margin_mse")  # losses whose labels are scores of a teacher
+
+
+class RerankLossSection(Section):
+    """The loss of a cross-encoder."""
+
+    kind: Literal["bce", "list_net", "mse", "margin_mse"] = "bce"
+    """`bce`: binary cross-entropy of each pair. `list_net`: cross-entropy between the softmax of a
+    query's labels and the softmax of its scores (ListNet). `mse`: squared difference of score and
+    label, a teacher's score. `margin_mse`: squared difference of margins; a margin is the score of
+    a query's first candidate minus the score of another one (arXiv 2010.02666)."""
+    positive_weight: float = pydantic.Field(default=1.0, gt=0)
+    """`bce` only: weight of the part of the loss that raises scores. With few relevant documents,
+    a usual value is the number of others per relevant one."""
+
+    @pydantic.model_validator(mode="after")
+    def _only_used(self) -> Self:
+        if self.kind != "bce":
+            refuse_ignored(self, "positive_weight", allowed="bce")
+        return self
+
+
+class RerankSection(RowsSection):
+    """A cross-encoder, which scores pairs of a query and a candidate document.
+
+    ``{kind: rerank, train: candidates.jsonl, query: question, document: answer, label: fits}``
+
+    `dev` and `test` are tables like `train`, or directories in the layout of BEIR that also have
+    the files ``candidates/dev.tsv`` and ``candidates/test.tsv``.
+    """
+
+    text_column = "query"
+    learns_labels = False
+
+    kind: Literal["rerank"] = "rerank"
+    query: str
+    """Column of the queries."""
+    document: str
+    """Column of the candidate documents: a text, or a list of texts in JSON lines and Parquet."""
+    negatives: Strings = ()
+    """Columns of texts that do not answer the query. With them, `document` answers it."""
+    label: str | None = None
+    """Column of the labels: a number per document, above 0 for a relevant one. A list of documents
+    needs a list of labels. Not needed with `negatives`."""
+    label_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest label in `train`, for the loss `bce`."""
+    dev_fraction: float = pydantic.Field(default=0.1, gt=0, lt=1)
+    """Fraction of the queries of `train` to hold out if `dev` is not set."""
+    query_prefix: str | None = None
+    """Text before every query. By default, the checkpoint's, or none."""
+    loss: RerankLossSection = RerankLossSection()
+    """The loss."""
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        negatives = {f"negatives.{at}": name for at, name in enumerate(self.negatives)}
+        columns = {name: getattr(self, name) for name in ("query", "document", "label")}
+        refuse_same_column(columns | negatives)
+        if (self.label is None) == (not self.negatives):
+            found = "missing" if self.label is None else f"found {self.label} with negatives"
+            raise SettingError(
+                "rerank.label_needed",
+                f"{found}, allowed: a column of labels, or columns of negatives without it",
+                place="label",
+            )
+        if self.negatives and self.loss.kind in TEACHER:
+            raise SettingError(
+                "rerank.no_teacher",
+                f"found {self.loss.kind} without scores of a teacher. Set label to their column, "
+                "without negatives.",
+                place="loss.kind",
+            )
+        low, high = self.label_range
+        if low >= high:
+            raise SettingError.wrong(
+                "rerank.label_range",
+                commas(self.label_range),
+                "two increasing numbers",
+                place="label_range",
+            )
+        if self.loss.kind != "bce":
+            refuse_ignored(self, "label_range", allowed="the loss bce")
+        return self
+
+    def train_task(self, *, accumulation: int, **parts: Any) -> "RerankTask":
+        """Returns the task in the train loop."""
+        from bert_jax.tasks.rerank.task import RerankTask
+
+        del accumulation
+        return RerankTask(training=self.loss, **parts)
+
+    def required(self, role: str) -> Columns:
+        """Returns the columns of texts and ids, and of labels if the role needs them."""
+        negatives = self.negatives if role != "input" else ()
+        return [
+            ("task.query", self.query),
+            ("task.document", self.document),
+            *(("task.negatives", name) for name in negatives),
+            ("task.id", self.id),
+            *([("task.label", self.label)] if needs_labels(role) else []),
+        ]
+
+    def check_input(self, name: str) -> None:
+        """Raises UserError if a file does not exist, or its first row lacks a column."""
+        if (directory := self.directory(name)) is None:
+            super().check_input(name)
+        else:
+            for file in files_of(directory, name):
+                require_file(file)
+
+    def directory(self, role: str) -> str | None:
+        """Returns the directory in the layout of BEIR of a role, None if it has a table."""
+        path = getattr(self, role) if role in ("dev", "test") else None
+        return path if path is not None and retrieval.is_directory(path) else None
+
+    def head(self, found: TextHeadSection | None, *, max_length: int) -> CrossEncoderSection:
+        """Returns how the trained model scores pairs. `found` is the checkpoint's text head."""
+        known = found if isinstance(found, CrossEncoderSection) else CrossEncoderSection()
+        prefix = known.query_prefix if self.query_prefix is None else self.query_prefix
+        return known.model_copy(update={"query_prefix": prefix, "max_length": max_length})
+
+    def open(self, request: DataRequest) -> Family:
+        """Opens the tables and directories.
+
+        If there is no dev set, holds out some queries of the training set. Raises UserError for a
+        missing file or column, a malformed row, a training set that the loss cannot use, or a dev
+        set on which all models have the same score.
+        """
+        head = self.head(request.text_head, max_length=request.max_length)
+        lists: dict[str, Sequence[Candidates]] = {}
+        notes: list[str] = []
+        for role in ("train", "dev", "test", "input"):
+            if role not in request.roles or (role == "dev" and self.dev is None):
+                if role == "test" and "train" in request.roles and self.directory(role) is not None:
+                    notes += read_directory(str(self.test), role)[1]  # find mistakes early
+            elif (directory := self.directory(role)) is not None:
+                lists[role], found = read_directory(directory, role)
+                notes += found
+            else:
+                lists[role] = self._read(request.source(self, role), role, notes)
+        if "dev" in request.roles and self.dev is None:
+            train = lists.get("train") or self._read(request.source(self, "train"), "train", notes)
+            lists |= self._held_out(train, request, notes)
+        parts = {"head": head, "tokenizer": request.tokenizer, "max_length": request.max_length}
+        splits: dict[str, PairsSplit] = {}
+        for role in request.roles:
+            if role == "train":
+                splits[role] = ListSplit(self._training_rows(lists[role]), **parts)
+            else:
+                rows = lists[role] if role == "input" else grouped(lists[role])
+                splits[role] = RankingSplit(rows, **parts)
+            notes += count_notes(role, splits[role].findings)
+        chosen_by = splits.get("dev") if "train" in request.roles else None
+        if isinstance(chosen_by, RankingSplit) and chosen_by.undecided:
+            raise UserError(
+                "rerank.dev_undecided",
+                "found no query with candidates of different labels, so every model has the same "
+                "score. Use queries with several candidates. To classify single pairs, use the "
+                "task table with text and pair.",
+                place="task.dev",
+            )
+        return Family(
+            heads=task_heads("sequence_classification", labels=(OUTPUT,), cross_encoder=head),
+            best_metric=FIGURES[0],
+            splits=dict(splits),
+            notes=tuple(notes),
+            score=_score,
+            scored=("label", "prediction", "ranks", "text", "pair"),
+            write_official=no_benchmark("rerank"),
+            view=_view,
+        )
+
+    def _read(self, source: Path | MemoryTable, role: str, notes: list[str]) -> list[Candidates]:
+        table, errors = self.rows(source, role)
+        columns = CandidateColumns(
+            query=self.query,
+            document=self.document,
+            negatives=() if role == "input" else self.negatives,
+            label=self.label,
+            id=self.id,
+            labelled=needs_labels(role),
+            required=self.required(role),
+        )
+        rows = read_candidates(table, columns, errors)
+        if not rows:
+            raise no_rows(source, errors)
+        notes += errors.note(source, kept=len(rows))
+        return rows
+
+    def _held_out(
+        self, rows: Sequence[Candidates], request: DataRequest, notes: list[str]
+    ) -> dict[str, Sequence[Candidates]]:
+        if self.loss.kind in TEACHER:
+            raise UserError(
+                "rerank.no_dev",
+                f"missing, but the labels of the loss {self.loss.kind} are scores of a teacher. "
+                "Set it to candidates with labels above 0 for relevant documents.",
+                place="task.dev",
+            )
+        texts = [TextExample(at, row.query, None, None, row.line) for at, row in enumerate(rows)]
+        parts = hold_out(texts, fraction=self.dev_fraction, seed=request.seed)
+        train, dev = ([rows[int(each.id)] for each in part] for part in parts)
+        if not dev:
+            raise UserError(
+                "rerank.no_dev_rows",
+                f"cannot split off a dev set: all {len(rows):,} rows have the same query. Add "
+                "rows, or set finetune.task.dev.",
+                place=self.train,
+            )
+        notes.append(
+            f"dev: split off from {self.train} with split_seed {request.seed}: "
+            f"{len(train):,} train and {len(dev):,} dev rows"
+        )
+        return {"train": train, "dev": dev}
+
+    def _training_rows(self, rows: Sequence[Candidates]) -> Sequence[Candidates]:
+        """Returns lists for a loss over lists. For `bce`, scales the labels to 0 to 1."""
+        if self.loss.kind in LISTS:
+            rows = grouped(rows)
+            if all(len(each.documents) < 2 for each in rows):
+                raise UserError(
+                    "rerank.no_lists",
+                    f"found {self.loss.kind}, but every query of train has one candidate. Use bce "
+                    "or mse, or add candidates.",
+                    place="task.loss.kind",
+                )
+        if self.loss.kind != "bce":
+            return rows
+        return [scaled(row, self.label_range, place=str(self.train)) for row in rows]
+
+
+def _score(records: Sequence[Record]) -> dict[str, float]:
+    """Returns the scores of labelled records, {} if there are none."""
+    labelled = [record for record in records if record["label"] is not None]
+    return retrieval.retrieval_figures(rankings(labelled), FIGURES) if labelled else {}
+
+
+def _view(
+    split: Split, records: Sequence[Record], predict: Callable[[Split], list[Record]]
+) -> "View":
+    """Returns the rankings of some queries, see `Family.view`."""
+    from bert_jax.report.finetuning.rankings import rankings_view
+
+    del predict
+    assert isinstance(split, RankingSplit)
+    return rankings_view(records, [each.documents for each in split.lists])
