@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from bert_jax.feature_extraction.extractor import TextFeatures
     from bert_jax.inference.fill_mask import Candidate, Filled
     from bert_jax.launch.section import LimitsSection, SubmitSection
-    from bert_jax.loaded_model import LoadedModel, load
+    from bert_jax.loaded_model import LoadedModel, Ranked, load
     from bert_jax.model.architecture import EncoderArchitecture
     from bert_jax.model.section import Execution, HeadsSection, ModelSection
     from bert_jax.model.text_head import CrossEncoderSection, PoolingSection
@@ -193,7 +193,15 @@ __all__ += ["load", "load_tokenizer", "open_dataset"]
 # Arguments, results and errors of verbs.
 __all__ += ["Candidate", "Dataset", "Demo", "DoctorReport", "Evaluation", "ExtraOutputs"]
 __all__ += ["ExtractionResult", "Filled", "Finding", "LoadedModel", "Outcome", "PeerLost"]
-__all__ += ["Predictions", "Provenance", "RunStopped", "ScoreResult", "TextFeatures", "Tokenizer"]
+__all__ += [
+    "Predictions",
+    "Provenance",
+    "Ranked",
+    "RunStopped",
+    "ScoreResult",
+    "TextFeatures",
+    "Tokenizer",
+]
 __all__ += ["UserError"]
 __all__ += ["__version__"]
 

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from etils import epath
@@ -30,10 +30,19 @@ from bert_jax.narration import announcing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.run_directory import Run
+from bert_jax.runs.settings import describe
 from bert_jax.task import Params
+from bert_jax.tasks.embedding.tuples import unit_vectors
 from bert_jax.tasks.family import Record
 from bert_jax.tasks.rows import RowPredictor
 from bert_jax.text import Tokenizer
+
+
+class Ranked(NamedTuple):
+    """A document in a ranking."""
+
+    document: int  # index among the given documents
+    score: float
 
 
 class LoadedModel:
@@ -191,6 +200,44 @@ class LoadedModel:
             UserError: The model was not fine-tuned, or a row or setting is wrong for its task.
         """
         return self._predictor(rows, task or {}, column=column)
+
+    @checked
+    def rank(self, query: str, documents: Rows, *, top_k: int | None = None) -> list[Ranked]:
+        """Ranks documents for a query, best first.
+
+        ``model.rank("who?", ["It rains.", "It was Ann."])[0] -> Ranked(document=1, score=0.98)``
+
+        Args:
+            query: text of the query.
+            documents: texts, or a table with the column `text`.
+            top_k: number of documents to return. Default: all.
+
+        Returns:
+            The index of each document with its score. The score of a cross-encoder is from its
+            head. A model of sentence embeddings compares vectors, as `RetrievalSplit` does.
+
+        Raises:
+            UserError: The model is neither of them, or a document is not a text.
+        """
+        texts = [each.text for each in _texts(documents, names=("text",))]
+        if self.heads.cross_encoder is not None:
+            records = self.predict([(query, text) for text in texts])
+            scores = np.asarray([record["prediction"] for record in records])
+        elif (how := self.heads.embedding) is not None:
+            vector = self.encode([query], prompt="query")
+            vectors = self.encode(texts, prompt="passage")
+            if how.by_cosine:
+                vector, vectors = unit_vectors(vector), unit_vectors(vectors)
+            scores = vectors @ vector[0]
+        else:
+            raise UserError.wrong(
+                "rank.head",
+                describe(self.heads),
+                "a cross-encoder or a model of sentence embeddings",
+                place=self._model.name,
+            )
+        best = np.argsort(-scores, kind="stable")[:top_k]
+        return [Ranked(int(at), float(scores[at])) for at in best]
 
     @functools.cached_property
     def _predictor(self) -> RowPredictor:

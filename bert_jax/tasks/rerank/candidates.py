@@ -247,7 +247,7 @@ class RankingSplit(PairsSplit):
     def reduce(self, index: int, logits: np.ndarray) -> float:
         """Returns the score of a pair."""
         del index
-        return float(self._head.score(logits[0]))
+        return float(self._head.score(logits)[0])
 
     def starts_example(self, row: int) -> bool:
         """Returns whether a row is the first pair of a query."""
