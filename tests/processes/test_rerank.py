@@ -1,0 +1,31 @@
+"""Two processes train a cross-encoder like one."""
+
+from pathlib import Path
+
+import pytest
+
+from bert_jax.train.metrics_writer import read_metrics
+from tests.processes.hosts import start
+from tests.processes.test_finetune import alone
+from tests.project import write_config
+from tests.tasks.rerank.data import rerank_config
+
+
+def test_two_processes_train_a_cross_encoder_like_one(tmp_path: Path) -> None:
+    """Lists differ in size, and 70 lists do not fill the last batch of 32."""
+    values = rerank_config(tmp_path, rows=70)
+    values["mesh"] = {"platform": "cpu"}
+    values["finetune"] |= {"epochs": 1, "log_every": 1, "accumulation": 2}
+    config = write_config(tmp_path / "config.yaml", values)
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone("finetune", config, f"run_dir={one}", directory=tmp_path)
+    split = ("mesh.data=2", "mesh.fsdp=1")
+    with start("finetune", config, f"run_dir={two}", *split, count=2, directory=tmp_path) as job:
+        assert job.wait() == [0, 0], job.said()
+        assert "best: step" in job[0].out
+    for expected, found in zip(read_metrics(one), read_metrics(two), strict=True):
+        kind = expected.pop("kind")
+        assert found.pop("kind") == kind
+        if kind not in ("speed", "goodput"):
+            assert found == pytest.approx(expected, rel=1e-4)
+    assert (one / "predictions/dev.jsonl").read_text().count("\n") == 40
