@@ -107,6 +107,8 @@ class Family:
     write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
     scored: tuple[str, ...] = ("label", "prediction")  # values of a record for `score`
     class_weights: tuple[float, ...] | None = None  # weight of each label; None: all 1
+    # Labelled records → records of a constant prediction. By default, see `baseline_of`.
+    constant: Callable[[Sequence[Record]], list[Record]] | None = None
     # Contents of the report for a dev split, from its records and a function that predicts
     # other splits. All processes call it. By default, the heads decide.
     view: "ViewOfSplit | None" = None

@@ -169,20 +169,20 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
     def score(made: Sequence[Record]) -> float:
         return family.score(made)[family.best_metric]
 
-    constant = max(map(score, _constants(records)))
+    constant = max(map(score, _constants(family, records)))
     return Baseline(family.best_metric, score(records), constant, only)
 
 
-def _constants(records: Sequence[Record]) -> Iterator[list[Record]]:
+def _constants(family: Family, records: Sequence[Record]) -> Iterator[list[Record]]:
     """Yields records with constant predictions.
 
     The predictions are frequent labels or sets of labels, the mean label (regression), the tag "O"
-    and frequent tags for every token, no answer or the whole context to every question, and one
-    order of passages, the most often relevant first, for every query.
+    and frequent tags for every token, no answer or the whole context to every question, or as in
+    `Family.constant`.
     """
     labels = [record["label"] for record in records]
-    if "ranks" in records[0]:
-        yield _one_order(records)
+    if family.constant is not None:
+        yield family.constant(records)
         return
     answers: list[list[Any]]
     if isinstance(labels[0], float):
@@ -200,17 +200,6 @@ def _constants(records: Sequence[Record]) -> Iterator[list[Record]]:
     for answer in answers:
         pairs = zip(records, answer, strict=True)
         yield [record | {"prediction": each} for record, each in pairs]
-
-
-def _one_order(records: Sequence[Record]) -> list[Record]:
-    """Returns rankings in the same order, in which the most often relevant passage is first."""
-    relevant = Counter(passage for record in records for passage in record["ranks"])
-    order = sorted(relevant, key=lambda passage: (-relevant[passage], passage))
-    place = {passage: at for at, passage in enumerate(order, start=1)}
-    return [
-        record | {"prediction": order, "ranks": {each: place[each] for each in record["ranks"]}}
-        for record in records
-    ]
 
 
 def _counted(answers: list[Any], records: Sequence[Record]) -> Counter[str]:

@@ -1,5 +1,6 @@
 """Every task family tells a model that learnt nothing from one that learnt something."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from bert_jax.tasks.scores import baseline_of
 from bert_jax.tasks.section import TaskSection
 from bert_jax.tasks.squad.family import SquadSplit
 from bert_jax.validation import validate
-from tests.tasks.embedding.data import write_beir
+from tests.tasks.embedding.data import write_beir, write_jsonl
+from tests.tasks.rerank.data import write_candidates
 from tests.tasks.sequences import make_tokenizer, write_lines
 from tests.tasks.squad_data import question, squad, write
 
@@ -70,6 +72,18 @@ def directory_of_beir(directory: Path) -> dict[str, Any]:
     return texts(directory) | {"dev": str(write_beir(directory / "beir", rows))}
 
 
+def candidates(directory: Path, *, beir: bool = False) -> dict[str, Any]:
+    """Returns the settings of lists of two documents, or of candidates in a directory."""
+    rows = [
+        {"q": WORDS[n], "d": [WORDS[n + 1], WORDS[n + 2]], "l": [n % 2, 1 - n % 2]}
+        for n in range(ROWS)
+    ]
+    path = str(write_jsonl(directory / "rows.jsonl", rows))
+    settings = {"train": path, "dev": path, "query": "q", "document": "d", "label": "l"}
+    pairs = [{"question": WORDS[n], "answer": f"{WORDS[n]} x"} for n in range(ROWS)]
+    return settings | ({"dev": str(write_candidates(directory, pairs))} if beir else {})
+
+
 SCORED = {"score": "s", "score_range": [0, 5], "loss": {"kind": "cosent"}}
 # At least one way to open each family.
 FAMILIES: dict[str, dict[str, Callable[[Path], dict[str, Any]]]] = {
@@ -93,6 +107,7 @@ FAMILIES: dict[str, dict[str, Callable[[Path], dict[str, Any]]]] = {
         "scores": lambda path: texts(path, **SCORED),
         "beir": directory_of_beir,
     },
+    "rerank": {"lists": candidates, "beir": functools.partial(candidates, beir=True)},
 }
 KINDS = {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(TaskSection)}
 

@@ -1,6 +1,7 @@
 """Retrieval: ranks all passages for every query, and scores the ranks."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -274,6 +275,17 @@ def _best(scores: np.ndarray, later: np.ndarray) -> list[int]:
 def _rank(scores: np.ndarray, later: np.ndarray, at: int) -> int:
     before = (scores > scores[at]) | ((scores == scores[at]) & (later > later[at]))
     return 1 + int(before.sum())
+
+
+def one_order(records: Sequence[Record]) -> list[Record]:
+    """Returns rankings in the same order, in which the most often relevant passage is first."""
+    relevant = Counter(passage for record in records for passage in record["ranks"])
+    order = sorted(relevant, key=lambda passage: (-relevant[passage], passage))
+    place = {passage: at for at, passage in enumerate(order, start=1)}
+    return [
+        record | {"prediction": order, "ranks": {each: place[each] for each in record["ranks"]}}
+        for record in records
+    ]
 
 
 def retrieval_figures(

@@ -263,6 +263,7 @@ class EmbeddingSection(RowsSection):
             scored=("label", "prediction", "ranks"),
             write_official=no_benchmark("embedding"),
             view=view_of_sample,
+            constant=retrieval.one_order if ranked else None,
         )
 
     def _read(self, source: Path | MemoryTable, role: str, notes: list[str]) -> list[TextTuple]:

@@ -308,3 +308,13 @@ def rankings(records: Sequence[Record]) -> list[Record]:
         ranked(each, [scores[each.query, document] for document in each.documents])
         for each in grouped(rows)
     ]
+
+
+def by_id(records: Sequence[Record]) -> list[Record]:
+    """Returns rankings in the order of equal scores: the larger id comes first."""
+    orders = [sorted(each["prediction"], reverse=True) for each in rankings(records)]
+    return [
+        each
+        | {"prediction": order, "ranks": {name: order.index(name) + 1 for name in each["ranks"]}}
+        for each, order in zip(rankings(records), orders, strict=True)
+    ]

@@ -31,6 +31,7 @@ from bert_jax.tasks.rerank.candidates import (
     ListSplit,
     PairsSplit,
     RankingSplit,
+    by_id,
     files_of,
     grouped,
     rankings,
@@ -218,6 +219,7 @@ class RerankSection(RowsSection):
             scored=("label", "prediction", "ranks", "text", "pair"),
             write_official=no_benchmark("rerank"),
             view=_view,
+            constant=by_id,
         )
 
     def _read(self, source: Path | MemoryTable, role: str, notes: list[str]) -> list[Candidates]:
