@@ -101,7 +101,10 @@ def test_new_writes_an_accepted_commented_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tuning, training = {"table", "glue", "ner", "squad", "embedding"}, {"laptop", "pretrain"}
+    tuning, training = (
+        {"table", "glue", "ner", "squad", "embedding", "rerank"},
+        {"laptop", "pretrain"},
+    )
     kinds = tuning | training | {"modernbert", "adapt", "score"}
     for kind in kinds:
         done = CliRunner().invoke(cli, ["new", kind])
