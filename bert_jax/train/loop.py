@@ -92,9 +92,8 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
                 runner.compile_ahead(spec.phases[tracker.progress.phase], state)
             output.milestones.started()
             interrupted = evaluations.make_up(state)
-            if tracker.ended_early:
-                for line in verdicts(spec, tracker):
-                    output.display.say(line)
+            for line in verdicts(spec, tracker):
+                output.display.say(line, style="" if tracker.ended_early else "bold yellow")
             for phase in () if interrupted else tracker.remaining_phases():
                 state, interrupted = _run_phase(spec, phase, state, runner, hooks)
                 if interrupted:

@@ -82,8 +82,9 @@ def average(
         stack.enter_context(doing(f"averaging {len(sources)} models"))
         _write(root, sources, shares, heads, output, ema)
     if console is not None:
+        kind = "moving average of checkpoint" if ema else "checkpoint"
         parts = [
-            f"{share:.4g} · {each.name} (checkpoint {each.checkpoint})"
+            f"{share:.4g} · {each.name} ({kind} {each.checkpoint})"
             for share, each in zip(shares, sources, strict=True)
         ]
         text = f"{output}: {describe(heads)}: {' + '.join(parts)}"

@@ -95,18 +95,19 @@ def evaluate(
     if jax.process_index() == 0:
         # An imported run has no dataset: treat any dataset as its own.
         own_data = dataset is None or not run.has("train")
-        _show(result, console)  # before writing, which may fail
+        _show(result, console, ema=ema)  # before writing, which may fail
         selected = checkpoint == "auto"
         write_evaluation(run, result, selected=selected, own_data=own_data, ema=ema)
     return result
 
 
-def _show(result: Evaluation, console: Console) -> None:
+def _show(result: Evaluation, console: Console, *, ema: bool) -> None:
+    step = f"step {result.step}" + ", moving average" * ema
     if not console.is_terminal:
-        line = f"step {result.step} {result.dataset} ({result.examples} examples): "
+        line = f"{step} {result.dataset} ({result.examples} examples): "
         narrator_of(console).say(line + format_scores(result.scores))
         return
-    table = Table("metric", "value", title=f"step {result.step}, {result.examples} examples")
+    table = Table("metric", "value", title=f"{step}, {result.examples} examples")
     for name, value in result.scores.items():
         table.add_row(name, format_scores({name: value}).split()[1])
     console.print(table)

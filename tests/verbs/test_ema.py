@@ -139,7 +139,8 @@ def test_verbs_use_the_average_on_request(run: Path, tmp_path: Path) -> None:
     assert "moving average" in (tmp_path / "hf" / "README.md").read_text()
     assert_same(read_checkpoint(tmp_path / "hf").params, average)
 
-    ok("average", run, "--ema", "--output", tmp_path / "averaged")
+    said = ok("average", run, "--ema", "--output", tmp_path / "averaged")
+    assert "moving average of checkpoint" in said
     assert_same(params(tmp_path / "averaged"), average)
     text = "the [MASK] module"
     said, expected = (
@@ -156,7 +157,7 @@ def test_verbs_use_the_average_on_request(run: Path, tmp_path: Path) -> None:
         ("", (), "evaluation"),
         ("ema.", ("--ema",), f"evaluations/validation-{STEPS}-ema"),
     ):
-        ok("evaluate", run, *option)
+        assert ("moving average" in ok("evaluate", run, *option)) == bool(option)
         scores = json.loads((run / f"{file}.json").read_text())["scores"]
         assert scores == pytest.approx({name: line[f"{prefix}{name}"] for name in scores})
     with refuses("checkpoint.without_run", place="ema"):

@@ -115,6 +115,7 @@ def test_a_run_ends_when_it_forgets_too_much_and_goes_on_without_the_limit(
     output = ok("pretrain", config, f"run_dir={stopped}", LIMIT)
     assert scores_of(stopped) == scores_of(run)
     start, *_, last = (scores["general.mlm_loss"] for scores in scores_of(run).values())
+    assert "step 4: general.mlm_loss" in output
     assert f"step {STEPS}: general.mlm_loss {last:.5g} is {last - start:.3g} above" in output
     # Scores on other examples cannot be compared with the start.
     line = refused("pretrain", config, f"run_dir={stopped}", LIMIT, "train.evaluation.examples=9")
