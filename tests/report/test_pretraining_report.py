@@ -76,6 +76,16 @@ def test_a_run_of_two_objectives_shows_the_loss_of_each() -> None:
     assert list(scores) == ["next_token_loss, training", "mlm_loss, training"]
 
 
+def test_a_chart_names_the_lines_that_it_leaves_out() -> None:
+    sets = [f"{ema}set{at}.loss" for at in range(LINES // 2) for ema in ("", "ema.")]
+    held_out = {"kind": "validation", "step": 0, **dict.fromkeys(sets, 1.0)}
+    trained = {"kind": "train", "step": 1, "loss": 2.0}
+    page = read(render([pretraining_run(metrics=[held_out, trained])], footer=""))
+    assert len(points(charts(page)["loss"])) == LINES
+    assert "training data" in points(charts(page)["loss"])
+    assert f"Not shown: ema.set{LINES // 2 - 1}." in page.text
+
+
 def test_a_comparison_shows_what_differs() -> None:
     runs = [pretraining_run(f"run {at}", general=at / 4) for at in range(LINES)]
     document = read(render(runs, footer=""))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from bert_jax.errors import commas
 from bert_jax.report.charts import LINES, Mark, Series, line_chart, path_chart
 from bert_jax.report.rendering import (
     Cell,
@@ -28,6 +29,7 @@ MOST_RUNS: Final = LINES  # maximum number of runs in a comparison
 _HELD_OUT: Final = "held out"  # source of the scores of a held-out set without a name
 _TRAINING: Final = "training data"  # source of the scores of training rows
 _AVERAGED: Final = "ema"  # prefix of the scores of averaged parameters
+_PATH: Final = "Since the start at (0, 0). Down is a gain, right is forgetting."
 _CURVES: Final = ("train", VALIDATION, "speed")  # kinds of lines with curves
 _LOSSES: Final = ("mlm_loss", "next_token_loss")  # losses to compare, best first
 _RESPONSES: Final = ("warn", "skip", "rollback", "stop")  # responses to a bad step
@@ -207,7 +209,9 @@ def _curve_charts(runs: Sequence[RunRecord]) -> list[Chart]:
         levels = [(y, "start" if is_common else f"start, {name}") for y, name in starts.items()]
         shown = levels if is_common or len(runs) == 1 else []
         percent = is_share(score)
-        charts.append(line_chart(title, series[:LINES], percent=percent, marks=marks, levels=shown))
+        series.sort(key=lambda each: each.name.startswith(f"{_AVERAGED}."))
+        chart = line_chart(title, series[:LINES], percent=percent, marks=marks, levels=shown)
+        charts.append(chart._replace(remarks=[*chart.remarks, *_not_shown(series)]))
     return charts
 
 
@@ -263,10 +267,15 @@ def _path_charts(runs: Sequence[RunRecord]) -> list[Chart]:
             series[:LINES],
             x_label=f"change of the loss on {kept}",
             y_label=f"change of the loss on {gained}",
-            remark="Since the start at (0, 0). Down is a gain, right is forgetting.",
+            remark=" ".join([_PATH, *_not_shown(series)]),
         )
         for (gained, kept), series in paths.items()
     ]
+
+
+def _not_shown(series: Sequence[Series]) -> list[str]:
+    left_out = [each.name for each in series[LINES:]]
+    return [f"Not shown: {commas(left_out)}."] if left_out else []
 
 
 def _example(filled: FilledText) -> tuple[str, list[tuple[str, str]]]:
