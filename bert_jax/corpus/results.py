@@ -1,12 +1,13 @@
 """Columns of results: labels, scores, vectors or tags, from the outputs of a model."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from bert_jax.data.rows.collate import Assembled, assemble, assemble_longest_first
 from bert_jax.model.section import HeadsSection, ProblemName
 from bert_jax.model.text_head import CrossEncoderSection
 
@@ -26,6 +27,7 @@ class Results(abc.ABC):
     """
 
     schema: pa.Schema
+    join: Callable[..., Assembled] = staticmethod(assemble)  # of the tokens of a text or a pair
 
     @abc.abstractmethod
     def columns(self, outputs: np.ndarray) -> list[pa.Array]:
@@ -49,6 +51,8 @@ class Scores(Results):
 
     def __init__(self, cross_encoder: CrossEncoderSection | None = None) -> None:
         self._cross_encoder = cross_encoder
+        if cross_encoder is not None:
+            self.join = assemble_longest_first
         self.schema = pa.schema([(SCORE, pa.float32())])
 
     def columns(self, outputs: np.ndarray) -> list[pa.Array]:

@@ -11,7 +11,7 @@ from bert_jax.corpus.program import INPUT_IDS, LENGTHS, SECONDS
 from bert_jax.corpus.results import Results, Tags
 from bert_jax.data.dataset.schema import Example
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.rows.collate import assemble, special_tokens
+from bert_jax.data.rows.collate import special_tokens
 from bert_jax.inference.batches import PlannedBatch
 from bert_jax.task import Row
 from bert_jax.tasks.batches import collate_inputs
@@ -67,7 +67,7 @@ class TextWindow(EncodedWindow):
             self.lengths = np.array([len(ids) + 2 for ids in self._ids], np.int64)
             return
         encoded = [
-            assemble(first.tolist(), second, tokenizer, max_length=max_length)
+            results.join(first.tolist(), second, tokenizer, max_length=max_length)
             for first, second in zip(firsts, seconds, strict=True)
         ]
         self.cut = sum(row.cut for row in encoded)

@@ -89,6 +89,20 @@ def assemble(
     return Assembled(ids, start, cut)
 
 
+def assemble_longest_first(
+    first: Sequence[int], second: Sequence[int], tokenizer: Tokenizer, *, max_length: int
+) -> Assembled:
+    """Joins a pair like `assemble`, truncated as by `longest_first` of Hugging Face.
+
+    The two differ if an odd number of tokens remains of two long texts. Hugging Face leaves the
+    middle one to the longer text, and to the second of equal texts; `assemble` to the first.
+    """
+    half = (max_length - special_tokens(tokenizer, pair=True)) // 2
+    if half < len(first) <= len(second):
+        first = first[:half]
+    return assemble(first, second, tokenizer, max_length=max_length)
+
+
 def pad_rows(
     values: Sequence[Sequence[float] | np.ndarray], *, batch_size: int, length: int, fill: int = 0
 ) -> np.ndarray:

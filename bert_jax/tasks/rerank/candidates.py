@@ -5,7 +5,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.rows.collate import Assembled, assemble, encode_ragged, special_tokens
+from bert_jax.data.rows.collate import (
+    Assembled,
+    assemble_longest_first,
+    encode_ragged,
+    special_tokens,
+)
 from bert_jax.data.tables import RowError, RowErrors, TableRow
 from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
@@ -189,12 +194,7 @@ class PairsSplit(Split):
     def _pair(self, at: int) -> Assembled:
         first = self._queries[self._of_pair[at]].tolist()
         second = self._documents[self._numbers[at]].tolist()
-        # If an odd number of pieces remains, tokenizers of Hugging Face leave the middle one to the
-        # longer text, and to the second of equal texts.
-        half = (self._max_length - special_tokens(self._tokenizer, pair=True)) // 2
-        if half < len(first) <= len(second):
-            first = first[:half]
-        return assemble(first, second, self._tokenizer, max_length=self._max_length)
+        return assemble_longest_first(first, second, self._tokenizer, max_length=self._max_length)
 
 
 class _Prefix(NamedTuple):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import pytrec_eval
 from sentence_transformers import CrossEncoder
@@ -79,6 +80,18 @@ def test_scores_equal_sentence_transformers_both_ways(trained: Path, tmp_path: P
     assert [each.document for each in ranking] == [each["corpus_id"] for each in reference]
     scores = [each["score"] for each in reference]
     np.testing.assert_allclose([each.score for each in ranking], scores, atol=1e-5)
+
+
+def test_score_adds_scores_to_a_corpus_of_pairs(trained: Path, tmp_path: Path) -> None:
+    asked = texts(20, 6)
+    rows = [{"id": str(at), "q": query, "d": text} for at, (query, text) in enumerate(asked)]
+    corpus = write_jsonl(tmp_path / "corpus" / "part.jsonl", rows)
+    section = {"model": str(trained), "input": [str(corpus)], "output": str(tmp_path / "out")}
+    section |= {"text": "q", "pair": "d"}
+    ok("score", write_config(tmp_path / "score.yaml", {"score": section}))
+    (part,) = (tmp_path / "out").rglob("*.parquet")
+    expected = [each["prediction"] for each in bert_jax.load(trained).predict(asked)]
+    np.testing.assert_allclose(pq.read_table(part)["score"].to_pylist(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", ["Sigmoid", "Identity"])
