@@ -9,8 +9,8 @@ import pytest
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.train import progress
 from bert_jax.train.checkpoint_manifest import SelectionScore
-from bert_jax.train.progress import DueActions, StepTracker, TrainProgress
 from bert_jax.train.evaluation_section import StopAtSection
+from bert_jax.train.progress import DueActions, StepTracker, TrainProgress
 from bert_jax.train.spec import Intervals, Phase
 
 INTERVALS = Intervals(log_every=2, evaluate_every=3, checkpoint_every=4)
