@@ -3,9 +3,10 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Annotated, Any, NamedTuple, overload
 
 import numpy as np
+import pydantic
 from etils import epath
 
 from bert_jax.arguments import checked
@@ -202,7 +203,13 @@ class LoadedModel:
         return self._predictor(rows, task or {}, column=column)
 
     @checked
-    def rank(self, query: str, documents: Rows, *, top_k: int | None = None) -> list[Ranked]:
+    def rank(
+        self,
+        query: str,
+        documents: Rows,
+        *,
+        top_k: Annotated[int, pydantic.Field(ge=1)] | None = None,
+    ) -> list[Ranked]:
         """Ranks documents for a query, best first.
 
         ``model.rank("who?", ["It rains.", "It was Ann."])[0] -> Ranked(document=1, score=0.98)``

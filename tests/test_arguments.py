@@ -19,6 +19,7 @@ WRONG: dict[str, list[Any]] = {
     "PathLike": [3, 1.5, True, BYTES, ["x"], OBJECT],
     "Literal": [3, BYTES, True, "unknown", "", ["mean"]],
     "Callable": [3, "print", True],
+    "str | collections.abc.Sequence": [3, 1.5, True, BYTES, {"a"}, [3], [None], [["x"]]],
     "Sequence[float": [3, 1.5, "text", {"a"}, ["x", 1.0], [None], [[1.0]]],
     "Sequence": [3, 1.5, "text", {"a"}, [3], ["x", BYTES], [None], [["x"]], iter("x")],
     "Mapping": [3, 1.5, True, "x", BYTES, ["x"], {3: 4}],
@@ -36,7 +37,7 @@ WRONG: dict[str, list[Any]] = {
 }
 VALID = {"Sequence": ["x"], "RunConfig": bert_jax.RunConfig()}
 # Arguments with many forms. `MemoryTable` and `parse_config` check them.
-FORMS = {"texts", "rows", "data", "values"}
+FORMS = {"texts", "rows", "data", "documents", "values"}
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -85,7 +85,7 @@ def test_the_best_run_has_the_largest_score_even_below_zero() -> None:
 
 
 def family(metric: str, score: Any) -> Any:
-    return SimpleNamespace(best_metric=metric, score=score)
+    return SimpleNamespace(best_metric=metric, score=score, constant=None)
 
 
 def records(labels: Sequence[Any], predictions: Sequence[Any], **more: Any) -> list[dict[str, Any]]:

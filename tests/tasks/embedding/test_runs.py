@@ -148,6 +148,9 @@ def test_predictions_are_cosines(trained: Trained, tmp_path: Path) -> None:
     passages = model.encode([row["answer"] for row in rows], prompt="passage")
     expected = (queries * passages).sum(axis=1)
     np.testing.assert_allclose([each["prediction"] for each in records], expected, atol=1e-5)
+    best = np.argsort(-passages @ queries[0])[:3].tolist()
+    ranking = model.rank(rows[0]["question"], [row["answer"] for row in rows], top_k=3)
+    assert [each.document for each in ranking] == best
     assert [each["id"] for each in records] == [row["id"] for row in rows]
     found = model.predict([(row["question"], row["answer"]) for row in rows])
     np.testing.assert_allclose([each["prediction"] for each in found], expected, atol=1e-5)
