@@ -158,10 +158,13 @@ def _write(
     first, mesh = sources[0].run, open_mesh(one_device=True)
     expected: LoadedParams | None = None
     total: Params = {}
+    averaged: list[dict[str, object]] = []
     for source, share in zip(sources, shares, strict=True):
         found = load_params(source.run, checkpoint=source.checkpoint, ema=ema, mesh=mesh)
         expected = expected or found
         _require_same(sources[0], expected.architecture, source, found.architecture)
+        name = str(source.run.directory)
+        averaged.append({"model": name, "step": found.step, "ema": ema, "weight": share})
         part = _scaled(found.params, share)
         both = {
             name: jax.tree.map(np.add, total[name], part[name]) for name in total if name in part
@@ -179,17 +182,7 @@ def _write(
         heads=heads,
         architecture=expected.architecture,
         tokenizer=first.tokenizer,
-        origin={
-            "averaged": [
-                {
-                    "model": str(each.run.directory),
-                    "checkpoint": each.checkpoint,
-                    "ema": ema,
-                    "weight": share,
-                }
-                for each, share in zip(sources, shares, strict=True)
-            ]
-        },
+        origin={"averaged": averaged},
     )
     largest = max(leaf.nbytes for leaf in jax.tree.leaves(total))
     to_device(total)

@@ -40,7 +40,7 @@ def write_report(
             damaged, or the file cannot be written.
     """
     paths = [runs] if isinstance(runs, str) else list(runs)
-    if not 1 <= len(set(paths)) == len(paths) <= MOST_RUNS:
+    if not 1 <= len({os.path.normpath(path) for path in paths}) == len(paths) <= MOST_RUNS:
         raise UserError.wrong(
             "report.runs", f"{len(paths)}", f"1 to {MOST_RUNS} different runs", place="RUN"
         )

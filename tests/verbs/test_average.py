@@ -49,7 +49,7 @@ def test_checkpoints_of_a_run_and_models_are_averaged(project: Path, tmp_path: P
     expected = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, expected, steps[0])
     assert largest_difference(params(merged), expected) < 1e-7
     found = json.loads((merged / "provenance.json").read_text())["averaged"]
-    assert [each["weight"] for each in found] == [0.75, 0.25]
+    assert [(each["step"], each["weight"]) for each in found] == [(3, 0.75), (0, 0.25)]
 
     # Models are compared with the same masks.
     ok("average", run, run, "--output", tmp_path / "same")
