@@ -356,7 +356,7 @@ def test_a_hugging_face_origin_is_pinned_by_contents(
     assert re.fullmatch("hf@[0-9a-f]{64}", origin)
     own = yaml.safe_load(Path("second", "config.yaml").read_text())
     assert own["finetune"]["init_from"] == origin
-    (imported,) = (cache / "bert_jax" / "models").glob("*/config.yaml")
+    (imported,) = (cache / "bert_jax" / "models").glob("*/*/config.yaml")
     assert imported.parent.name == origin
     # Changed contents are refused when the run resumes, and when the old pin is requested.
     settings = Path("hf", "config.json")
