@@ -11,7 +11,8 @@ from bert_jax.diagnostics.findings import Finding, ok, warn
 from bert_jax.errors import UserError
 from bert_jax.narration import doing
 from bert_jax.pipelines.cleaning.words import ngram_hashes
-from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.text import load_tokenizer
+from bert_jax.text.vocabulary import SpecialIds
 from bert_jax.train.evaluation_section import EvaluationSection
 from bert_jax.workflows.epochs import is_here
 from bert_jax.workflows.pretraining_settings import TrainSection
@@ -26,7 +27,7 @@ _ALLOWED: Final = 0.01  # larger shares are a warning
 
 
 class Overlap(NamedTuple):
-    """Held-out examples of which training data contain at least half of the n-grams."""
+    """Number of held-out examples with at least half of their n-grams in the training data."""
 
     found: int
     examples: int  # number of held-out examples that were compared
@@ -50,15 +51,19 @@ def check_overlap(train: TrainSection, *, tokenizer: str) -> Iterator[Finding]:
     """
     evaluation = train.evaluation or EvaluationSection()
     paths = dict.fromkeys(path for phase in train.phases for path in phase.paths)
+    if not evaluation.by_key:
+        return
+    try:
+        special = load_tokenizer(tokenizer).special
+    except UserError:
+        return
     for (key, own), path in itertools.product(evaluation.by_key.items(), paths):
         if not (is_here(own) and is_here(path)):
             continue
         try:
             held_out, training = open_dataset(own, "validation"), open_dataset(path, "train")
             with doing(f"comparing {own} with {path}"):
-                found = measure_overlap(
-                    held_out, training, load_tokenizer(tokenizer), limit=evaluation.examples
-                )
+                found = measure_overlap(held_out, training, special, limit=evaluation.examples)
         except UserError:
             continue
         text = (
@@ -72,23 +77,23 @@ def check_overlap(train: TrainSection, *, tokenizer: str) -> Iterator[Finding]:
 
 
 def measure_overlap(
-    held_out: Dataset, training: Dataset, tokenizer: Tokenizer, *, limit: int | None
+    held_out: Dataset, training: Dataset, special: SpecialIds, *, limit: int | None
 ) -> Overlap:
     """Compares a sample of held-out examples with a sample of training examples.
 
     N-grams with special tokens do not count, because both datasets may cut a text at other places.
     `limit` is the number of examples per evaluation.
     """
-    special = [tokenizer.special.cls, tokenizer.special.sep]
+    edges = [special.cls, special.sep]
     total = min(len(held_out), limit or len(held_out))
     sample = held_out.__getitems__(_spread(total, _MOST_HELD_OUT))
-    grams, owners = _ngrams(sample, special)
+    grams, owners = _ngrams(sample, edges)
     known, index = np.unique(grams, return_inverse=True)
     seen, table = np.zeros(len(known), bool), np.zeros(1 << _TABLE_BITS, bool)
     table[known >> _SHIFT] = True  # most n-grams of the training data need no search
     rows = _spread(len(training), int(_MOST_TRAINING / np.mean(training.lengths)))
     for start in range(0, len(rows), _CHUNK):
-        found, _ = _ngrams(training.__getitems__(rows[start : start + _CHUNK]), special)
+        found, _ = _ngrams(training.__getitems__(rows[start : start + _CHUNK]), edges)
         found = found[table[found >> _SHIFT]]
         places = np.searchsorted(known, found).clip(max=len(known) - 1)
         seen[places[known[places] == found]] = True

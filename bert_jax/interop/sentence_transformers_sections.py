@@ -24,7 +24,7 @@ _SHORTEST: Final = 4  # tokens of a text
 
 
 class TextHeadFormat(NamedTuple):
-    """The files of one kind of text head, beside those of Hugging Face."""
+    """The files of one kind of text head, beside the files of Hugging Face."""
 
     fits: Callable[[Path], bool]  # whether a directory has the files
     read: Callable[..., Pretrained]  # (directory, *, tokenizer)

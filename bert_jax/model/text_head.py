@@ -78,7 +78,7 @@ class PoolingSection(TextHeadSection):
 class CrossEncoderSection(TextHeadSection):
     """How a cross-encoder scores a pair of texts, such as a query and a document.
 
-    Its parameters are those of a sequence classifier with one output.
+    It has the parameters of a sequence classifier with one output.
     """
 
     title = "relevance scores of pairs"

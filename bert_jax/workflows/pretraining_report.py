@@ -58,7 +58,7 @@ def write_report(
         runs: runs by name.
         output: file to write.
         epochs: epochs of the only run. Default: read from the datasets on this machine.
-        cache: local copies of datasets in a bucket. None: the report has no text of them.
+        cache: local copies of datasets in a bucket. None: the report has no texts of such datasets.
 
     Raises:
         UserError: a section of a configuration is invalid, or the file cannot be written.
@@ -171,7 +171,7 @@ def _facts(run: Run, train: TrainSection) -> dict[str, Cell]:
 
 
 def _vocabulary(start: Any) -> dict[str, str]:
-    """Returns what an extended vocabulary saves, if the initial run on this machine says so."""
+    """Returns what an extended vocabulary saves, if the initial run is on this machine and records it."""
     if not start or is_remote(start) or not os.path.isdir(start):
         return {}
     origin = read_run_provenance(epath.Path(start))

@@ -49,7 +49,7 @@ class DebertaLayer(PostNormLayer):
     """A post-LayerNorm layer with disentangled attention.
 
     It can be an enhanced mask decoder. Then each query passes it twice, first with its absolute
-    position. Keys and values of both passes are those of the layer's input.
+    position. Both passes compute keys and values from the layer's input.
     """
 
     attention_type = DisentangledAttention

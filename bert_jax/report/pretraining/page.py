@@ -65,8 +65,8 @@ class RunRecord:
     def curves(self) -> dict[tuple[str, str], Points]:
         """Points (step, value) by (score, source), such as ("mlm_loss", "held out").
 
-        The source of a held-out score is its prefix in metrics.jsonl. Omits a total loss that
-        always equals a term, such as that of the phase's objective.
+        The source of a held-out score is its prefix in metrics.jsonl. Omits the total loss if
+        it always equals one of its terms, such as the loss of the phase's objective.
         """
         found: dict[tuple[str, str], Points] = defaultdict(list)
         for line in self.metrics:

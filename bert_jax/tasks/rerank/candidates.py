@@ -312,9 +312,10 @@ def rankings(records: Sequence[Record]) -> list[Record]:
 
 def by_id(records: Sequence[Record]) -> list[Record]:
     """Returns rankings in the order of equal scores: the larger id comes first."""
-    orders = [sorted(each["prediction"], reverse=True) for each in rankings(records)]
+    lists = rankings(records)
+    orders = [sorted(each["prediction"], reverse=True) for each in lists]
     return [
         each
         | {"prediction": order, "ranks": {name: order.index(name) + 1 for name in each["ranks"]}}
-        for each, order in zip(rankings(records), orders, strict=True)
+        for each, order in zip(lists, orders, strict=True)
     ]

@@ -191,7 +191,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["bce", "list_net", "margin_mse"])
 def test_microbatches_and_meshes_equal_one_device(name: str, small: Path) -> None:
-    """Lists of unequal size: the divisors are those of the global batch."""
+    """Lists of unequal size: the global batch determines the divisors."""
     expected, wanted = gradients_on(small, name, (1, 1, 1), 1)
     for shape, accumulation in (((1, 1, 1), 4), ((8, 1, 1), 2), ((2, 2, 2), 1)):
         loss, grads = gradients_on(small, name, shape, accumulation)
