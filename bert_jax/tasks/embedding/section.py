@@ -8,7 +8,6 @@ import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import SettingError, UserError, commas
-from bert_jax.files.read import require_file
 from bert_jax.model.section import HeadsSection
 from bert_jax.model.text_head import Pool, PoolingSection, TextHeadSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
@@ -26,7 +25,6 @@ from bert_jax.tasks.family import (
     DataRequest,
     Family,
     Record,
-    RowsSection,
     Split,
     count_notes,
     needs_labels,
@@ -34,8 +32,7 @@ from bert_jax.tasks.family import (
     no_rows,
 )
 from bert_jax.tasks.scores import figures
-from bert_jax.tasks.sequence import TextExample
-from bert_jax.tasks.table import hold_out
+from bert_jax.tasks.search import SearchSection
 
 if TYPE_CHECKING:
     from bert_jax.tasks.embedding.task import EmbeddingTask
@@ -70,7 +67,7 @@ class EmbeddingLossSection(Section):
         return self
 
 
-class EmbeddingSection(RowsSection):
+class EmbeddingSection(SearchSection):
     """Sentence embeddings from pairs, triplets, scored pairs or single texts.
 
     ``{kind: embedding, train: pairs.csv, anchor: question, positive: answer}``
@@ -156,23 +153,10 @@ class EmbeddingSection(RowsSection):
         names = (self.anchor, self.positive, *self.negatives, self.score)
         return [name for name in names if name is not None]
 
-    def check_input(self, name: str) -> None:
-        """Raises UserError if a file does not exist, or its first row lacks a column."""
-        if (directory := self.directory(name)) is None:
-            super().check_input(name)
-        else:
-            for file in retrieval.files_of(directory, name):
-                require_file(file)
-
     def scored(self, role: str) -> bool:
         """Returns whether the rows of a role have scores. A held-out dev set is like `train`."""
         like_train = role == "train" or (role == "dev" and self.dev is None)
         return self.loss.kind in SCORED if like_train else self.score is not None
-
-    def directory(self, role: str) -> str | None:
-        """Returns the directory in the layout of BEIR of a role, None if it has a table."""
-        path = getattr(self, role) if role in ("dev", "test") else None
-        return path if path is not None and retrieval.is_directory(path) else None
 
     def columns(self, role: str) -> TupleColumns:
         """Returns the columns to read for a role.
@@ -287,21 +271,10 @@ class EmbeddingSection(RowsSection):
             )
         if rows is None:
             rows = self._read(request.source(self, "train"), "train", notes)
-        texts = [TextExample(at, row.texts[0], None, None, row.line) for at, row in enumerate(rows)]
-        parts = hold_out(texts, fraction=self.dev_fraction, seed=request.seed)
-        train, dev = ([rows[int(each.id)] for each in part] for part in parts)
-        if not dev:
-            raise UserError(
-                "embedding.no_dev_rows",
-                f"cannot split off a dev set: all {len(rows):,} rows have the same anchor. Add "
-                "rows, or set finetune.task.dev.",
-                place=self.train,
-            )
-        notes.append(
-            f"dev: split off from {self.train} with split_seed {request.seed}: "
-            f"{len(train):,} train and {len(dev):,} dev rows"
+        queries = (row.texts[0] for row in rows)
+        return self.split_off_dev(
+            rows, queries, request, notes, kind=self.kind, fraction=self.dev_fraction
         )
-        return train, dev
 
     def _split(
         self,

@@ -8,7 +8,6 @@ import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import SettingError, UserError, commas
-from bert_jax.files.read import require_file
 from bert_jax.model.text_head import CrossEncoderSection, TextHeadSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
 from bert_jax.tasks.embedding import retrieval
@@ -17,7 +16,6 @@ from bert_jax.tasks.family import (
     DataRequest,
     Family,
     Record,
-    RowsSection,
     Split,
     count_notes,
     needs_labels,
@@ -39,8 +37,7 @@ from bert_jax.tasks.rerank.candidates import (
     read_directory,
     scaled,
 )
-from bert_jax.tasks.sequence import TextExample
-from bert_jax.tasks.table import hold_out
+from bert_jax.tasks.search import SearchSection
 
 if TYPE_CHECKING:
     from bert_jax.report.rendering import View
@@ -71,7 +68,7 @@ class RerankLossSection(Section):
         return self
 
 
-class RerankSection(RowsSection):
+class RerankSection(SearchSection):
     """A cross-encoder, which scores pairs of a query and a candidate document.
 
     ``{kind: rerank, train: candidates.jsonl, query: question, document: answer, label: fits}``
@@ -151,18 +148,9 @@ class RerankSection(RowsSection):
             *([("task.label", self.label)] if needs_labels(role) else []),
         ]
 
-    def check_input(self, name: str) -> None:
-        """Raises UserError if a file does not exist, or its first row lacks a column."""
-        if (directory := self.directory(name)) is None:
-            super().check_input(name)
-        else:
-            for file in files_of(directory, name):
-                require_file(file)
-
-    def directory(self, role: str) -> str | None:
-        """Returns the directory in the layout of BEIR of a role, None if it has a table."""
-        path = getattr(self, role) if role in ("dev", "test") else None
-        return path if path is not None and retrieval.is_directory(path) else None
+    def files_of(self, directory: str, role: str) -> Sequence[str]:
+        """Returns the files of a directory that a role needs."""
+        return files_of(directory, role)
 
     def head(self, found: TextHeadSection | None, *, max_length: int) -> CrossEncoderSection:
         """Returns how the trained model scores pairs. `found` is the checkpoint's text head."""
@@ -249,19 +237,9 @@ class RerankSection(RowsSection):
                 "Set it to candidates with labels above 0 for relevant documents.",
                 place="task.dev",
             )
-        texts = [TextExample(at, row.query, None, None, row.line) for at, row in enumerate(rows)]
-        parts = hold_out(texts, fraction=self.dev_fraction, seed=request.seed)
-        train, dev = ([rows[int(each.id)] for each in part] for part in parts)
-        if not dev:
-            raise UserError(
-                "rerank.no_dev_rows",
-                f"cannot split off a dev set: all {len(rows):,} rows have the same query. Add "
-                "rows, or set finetune.task.dev.",
-                place=self.train,
-            )
-        notes.append(
-            f"dev: split off from {self.train} with split_seed {request.seed}: "
-            f"{len(train):,} train and {len(dev):,} dev rows"
+        queries = (row.query for row in rows)
+        train, dev = self.split_off_dev(
+            rows, queries, request, notes, kind=self.kind, fraction=self.dev_fraction
         )
         return {"train": train, "dev": dev}
 

@@ -1,0 +1,68 @@
+"""What the task families of search share: directories of BEIR, and dev sets split off by query."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from bert_jax.errors import UserError
+from bert_jax.files.read import require_file
+from bert_jax.tasks.embedding import retrieval
+from bert_jax.tasks.family import DataRequest, RowsSection
+from bert_jax.tasks.sequence import TextExample
+from bert_jax.tasks.table import hold_out
+
+R = TypeVar("R")
+
+
+class SearchSection(RowsSection):
+    """Settings of a task family whose dev and test sets may be directories in the layout of BEIR.
+
+    `text_column` is the setting with the column of the queries.
+    """
+
+    def files_of(self, directory: str, role: str) -> Sequence[str]:
+        """Returns the files of a directory that a role needs."""
+        return retrieval.files_of(directory, role)
+
+    def directory(self, role: str) -> str | None:
+        """Returns the directory in the layout of BEIR of a role, None if it has a table."""
+        path = getattr(self, role) if role in ("dev", "test") else None
+        return path if path is not None and retrieval.is_directory(path) else None
+
+    def check_input(self, name: str) -> None:
+        """Raises UserError if a file does not exist, or its first row lacks a column."""
+        if (directory := self.directory(name)) is None:
+            super().check_input(name)
+        else:
+            for file in self.files_of(directory, name):
+                require_file(file)
+
+    def split_off_dev(
+        self,
+        rows: Sequence[R],
+        queries: Iterable[str],
+        request: DataRequest,
+        notes: list[str],
+        *,
+        kind: str,
+        fraction: float,
+    ) -> tuple[list[R], list[R]]:
+        """Splits training rows into train and dev; rows of equal queries stay together.
+
+        `kind` is the task, `fraction` the share of dev. Adds a note with both sizes. Raises
+        UserError if all rows have the same query.
+        """
+        texts = [TextExample(at, query, None, None, at) for at, query in enumerate(queries)]
+        parts = hold_out(texts, fraction=fraction, seed=request.seed)
+        train, dev = ([rows[int(each.id)] for each in part] for part in parts)
+        if not dev:
+            raise UserError(
+                f"{kind}.no_dev_rows",
+                f"cannot split off a dev set: all {len(rows):,} rows have the same "
+                f"{self.text_column}. Add rows, or set finetune.task.dev.",
+                place=self.train,
+            )
+        notes.append(
+            f"dev: split off from {self.train} with split_seed {request.seed}: "
+            f"{len(train):,} train and {len(dev):,} dev rows"
+        )
+        return train, dev
