@@ -1,6 +1,8 @@
-"""Two processes train sentence embeddings like one: their negatives come from both."""
+"""Two processes train models of search like one: negatives come from both."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,11 +11,17 @@ from tests.processes.hosts import start
 from tests.processes.test_finetune import alone
 from tests.project import write_config
 from tests.tasks.embedding.data import embedding_config
+from tests.tasks.rerank.data import rerank_config
 
 
-def test_two_processes_train_embeddings_like_one(tmp_path: Path) -> None:
-    """70 pairs do not fill the last batch of 32."""
-    values = embedding_config(tmp_path, rows=70)
+@pytest.mark.parametrize(
+    ("config_of", "predicted"), [(embedding_config, None), (rerank_config, 40)]
+)
+def test_two_processes_train_like_one(
+    config_of: Callable[..., dict[str, Any]], predicted: int | None, tmp_path: Path
+) -> None:
+    """70 pairs or lists do not fill the last batch of 32. Lists differ in size."""
+    values = config_of(tmp_path, rows=70)
     values["mesh"] = {"platform": "cpu"}
     values["finetune"] |= {"epochs": 1, "log_every": 1, "accumulation": 2}
     config = write_config(tmp_path / "config.yaml", values)
@@ -28,3 +36,5 @@ def test_two_processes_train_embeddings_like_one(tmp_path: Path) -> None:
         assert found.pop("kind") == kind
         if kind not in ("speed", "goodput"):
             assert found == pytest.approx(expected, rel=1e-4)
+    if predicted is not None:
+        assert (one / "predictions/dev.jsonl").read_text().count("\n") == predicted
