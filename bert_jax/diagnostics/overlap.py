@@ -1,6 +1,5 @@
 """Finds held-out examples that training data contain too. Does not import JAX."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -57,50 +56,78 @@ def check_overlap(train: TrainSection, *, tokenizer: str) -> Iterator[Finding]:
         special = load_tokenizer(tokenizer).special
     except UserError:
         return
-    for (key, own), path in itertools.product(evaluation.by_key.items(), paths):
-        if not (is_here(own) and is_here(path)):
+    opened = {
+        key: _opened(own, "validation") for key, own in evaluation.by_key.items() if is_here(own)
+    }
+    held_out = {key: each for key, each in opened.items() if each is not None}
+    findings: dict[str, list[Finding]] = {key: [] for key in held_out}
+    for path in filter(is_here, paths if held_out else ()):
+        if (training := _opened(path, "train")) is None:
             continue
-        try:
-            held_out, training = open_dataset(own, "validation"), open_dataset(path, "train")
-            with doing(f"comparing {own} with {path}"):
-                found = measure_overlap(held_out, training, special, limit=evaluation.examples)
-        except UserError:
-            continue
-        text = (
-            f"{key}: {path} contains {found.share:.1%} of the held-out examples "
-            f"(compared {found.examples:,} with {found.read:.0%} of the training examples)"
-        )
-        if found.is_large:
-            yield warn("overlap", f"{text}. Scores on this set are too good: use other examples")
-        else:
-            yield ok("overlap", text)
+        samples = list(held_out.values())
+        with doing(f"comparing held-out examples with {path}"):
+            overlaps = measure_overlaps(samples, training, special, limit=evaluation.examples)
+        for key, found in zip(held_out, overlaps, strict=True):
+            text = (
+                f"{key}: {path} contains {found.share:.1%} of the held-out examples "
+                f"(compared {found.examples:,} with {found.read:.0%} of the training examples)"
+            )
+            advice = ". Scores on this set are too good: use other examples"
+            level, more = (warn, advice) if found.is_large else (ok, "")
+            findings[key].append(level("overlap", text + more))
+    for of_set in findings.values():
+        yield from of_set
 
 
-def measure_overlap(
-    held_out: Dataset, training: Dataset, special: SpecialIds, *, limit: int | None
-) -> Overlap:
-    """Compares a sample of held-out examples with a sample of training examples.
+def _opened(path: str, split: str) -> Dataset | None:
+    try:
+        return open_dataset(path, split)
+    except UserError:
+        return None
+
+
+def measure_overlaps(
+    held_out: Sequence[Dataset], training: Dataset, special: SpecialIds, *, limit: int | None
+) -> list[Overlap]:
+    """Compares a sample of each held-out dataset with one sample of training examples.
 
     N-grams with special tokens do not count, because both datasets may cut a text at other places.
     `limit` is the number of examples per evaluation.
     """
     edges = [special.cls, special.sep]
-    total = min(len(held_out), limit or len(held_out))
-    sample = held_out.__getitems__(_spread(total, _MOST_HELD_OUT))
-    grams, owners = _ngrams(sample, edges)
-    known, index = np.unique(grams, return_inverse=True)
-    seen, table = np.zeros(len(known), bool), np.zeros(1 << _TABLE_BITS, bool)
-    table[known >> _SHIFT] = True  # most n-grams of the training data need no search
+    samples = [_Sample(each, edges, limit=limit) for each in held_out]
     rows = _spread(len(training), int(_MOST_TRAINING / np.mean(training.lengths)))
     for start in range(0, len(rows), _CHUNK):
         found, _ = _ngrams(training.__getitems__(rows[start : start + _CHUNK]), edges)
-        found = found[table[found >> _SHIFT]]
-        places = np.searchsorted(known, found).clip(max=len(known) - 1)
-        seen[places[known[places] == found]] = True
-    counts, hits = np.bincount(owners), np.bincount(owners, weights=seen[index])
-    compared = counts > 0
-    overlapping = int((compared & (2 * hits >= counts)).sum())
-    return Overlap(overlapping, int(compared.sum()), len(rows) / len(training))
+        for sample in samples:
+            sample.see(found)
+    return [sample.overlap(read=len(rows) / len(training)) for sample in samples]
+
+
+class _Sample:
+    """The n-grams of some held-out examples, and which of them the training data contain."""
+
+    def __init__(self, held_out: Dataset, edges: Sequence[int], *, limit: int | None) -> None:
+        total = min(len(held_out), limit or len(held_out))
+        examples = held_out.__getitems__(_spread(total, _MOST_HELD_OUT))
+        grams, self._owners = _ngrams(examples, edges)
+        self._known, self._index = np.unique(grams, return_inverse=True)
+        self._seen, self._table = np.zeros(len(self._known), bool), np.zeros(1 << _TABLE_BITS, bool)
+        self._table[self._known >> _SHIFT] = True  # most training n-grams need no search
+
+    def see(self, grams: np.ndarray) -> None:
+        """Marks the n-grams that `grams` of training data contain."""
+        found = grams[self._table[grams >> _SHIFT]]
+        places = np.searchsorted(self._known, found).clip(max=len(self._known) - 1)
+        self._seen[places[self._known[places] == found]] = True
+
+    def overlap(self, *, read: float) -> Overlap:
+        """Returns the overlap so far. `read` is the share of the training examples seen."""
+        counts = np.bincount(self._owners)
+        hits = np.bincount(self._owners, weights=self._seen[self._index])
+        compared = counts > 0
+        found = int((compared & (2 * hits >= counts)).sum())
+        return Overlap(found, int(compared.sum()), read)
 
 
 def _spread(total: int, most: int) -> list[int]:
