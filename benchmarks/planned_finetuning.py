@@ -45,7 +45,7 @@ from bert_jax.planning.request import installed_versions
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
 from bert_jax.tasks.embedding.section import EmbeddingLossSection
 from bert_jax.tasks.embedding.task import EmbeddingTask
-from bert_jax.tasks.embedding.tuples import TEXTS
+from bert_jax.tasks.search.tuples import TEXTS
 from bert_jax.tasks.task import FinetuneTask
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import abstract_state, define_model

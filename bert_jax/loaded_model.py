@@ -22,6 +22,7 @@ from bert_jax.feature_extraction.extractor import (
 )
 from bert_jax.feature_extraction.texts import InputText
 from bert_jax.inference.bucketed import InferenceModel
+from bert_jax.inference.comparison import comparison_of
 from bert_jax.inference.fill_mask import Filled, MaskFiller
 from bert_jax.interop.open_model import open_model
 from bert_jax.model.architecture import EncoderArchitecture
@@ -33,7 +34,6 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.run_directory import Run
 from bert_jax.runs.settings import describe
 from bert_jax.task import Params
-from bert_jax.tasks.embedding.tuples import unit_vectors
 from bert_jax.tasks.family import Record
 from bert_jax.tasks.rows import RowPredictor
 from bert_jax.text import Tokenizer
@@ -230,12 +230,11 @@ class LoadedModel:
         if self.heads.cross_encoder is not None:
             records = self.predict([(query, text) for text in texts])
             scores = np.asarray([record["prediction"] for record in records])
-        elif (how := self.heads.embedding) is not None:
-            vector = self.encode([query], prompt="query")
-            vectors = self.encode(texts, prompt="passage")
-            if how.by_cosine:
-                vector, vectors = unit_vectors(vector), unit_vectors(vectors)
-            scores = vectors @ vector[0]
+        elif (how := self.heads.vectors) is not None:
+            comparison = comparison_of(how)
+            asked = comparison.collect([*self.encode([query], prompt="query")])
+            found = comparison.collect([*self.encode(texts, prompt="passage")])
+            scores = comparison.scores(asked, found)[0]
         else:
             raise UserError.wrong(
                 "rank.head",

@@ -19,7 +19,7 @@ from bert_jax.inference.bucketed import InferenceModel, check_batch_size
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.pooling import pooled_states
 from bert_jax.model.section import HeadsSection
-from bert_jax.model.text_head import Pool, PoolingSection
+from bert_jax.model.text_head import Pool, VectorHeadSection
 from bert_jax.parallel.compiling import made_once
 from bert_jax.task import Batch, Row
 from bert_jax.train.state import ModelDefinition
@@ -106,18 +106,16 @@ class ExtractionSettings:
     layers: LayerSelection
     level: Level = "sentence"
     pool: Pool = "mean"
-    trained: PoolingSection | None = None  # vectors as the model was trained; overrides `pool`
+    trained: VectorHeadSection | None = None  # vectors as the model was trained; overrides `pool`
     prefix: str = ""  # text before every text
     max_length: int = 512  # pieces, special ones included
     batch_size: int = 32
 
     def width(self, architecture: EncoderArchitecture) -> int:
         """Returns the width of a vector."""
-        width = self.layers.width(architecture.hidden_size)
-        if self.trained is None:
-            return width
-        width = self.trained.projection or width
-        return min(width, self.trained.dimensions or width)
+        if self.trained is not None:
+            return self.trained.width(architecture)
+        return self.layers.width(architecture.hidden_size)
 
     @property
     def description(self) -> str:
@@ -151,31 +149,31 @@ def settings_for(
             f"found {max_length}, allowed: 4 to {positions}, the model's positions",
             place="--max-length",
         )
-    trained = heads.embedding if level == "sentence" and layers is None and pool is None else None
+    trained = heads.vectors if level == "sentence" and layers is None and pool is None else None
     return ExtractionSettings(
         layers=select_layers("last" if trained else layers, depth=depth),
         level=level,
-        pool=trained.pool if trained else pool or "mean",
+        pool=pool or "mean",
         trained=trained,
-        prefix=_prefix(heads.embedding, trained, prompt),
+        prefix=_prefix(heads.vectors, trained, prompt),
         max_length=max_length or heads.longest_text(positions),
         batch_size=batch_size,
     )
 
 
 def _prefix(
-    embedding: PoolingSection | None, trained: PoolingSection | None, prompt: Prompt | None
+    head: VectorHeadSection | None, trained: VectorHeadSection | None, prompt: Prompt | None
 ) -> str:
     if prompt is None:  # other pooling and layers are not the trained vectors
         return "" if trained is None else trained.default_prefix
-    if embedding is None:
+    if head is None:
         raise UserError(
             "features.prompt",
             f"found {prompt}, but the model was not trained on queries and passages. Omit the "
             "prompt.",
             place="--prompt",
         )
-    return embedding.query_prefix if prompt == "query" else embedding.passage_prefix
+    return head.query_prefix if prompt == "query" else head.passage_prefix
 
 
 class TextFeatures(NamedTuple):
@@ -320,7 +318,7 @@ def vector_forward(
         if settings.level != "sentence":
             return settings.layers.combine(model.encoder.every_layer(batch))
         if settings.trained is not None:
-            return model.embedded(batch, dropout_key=None)[:, : settings.trained.dimensions]
+            return model.embedding.cut(model.embedded(batch, dropout_key=None))
         segment_ids, pool = batch["segment_ids"], settings.pool
         read = functools.partial(pooled_states, segment_ids=segment_ids, pool=pool)
         return settings.layers.combine(model.encoder.every_layer(batch, read=read))

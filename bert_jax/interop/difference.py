@@ -73,7 +73,7 @@ def _outputs(
             found["replaced_tokens"] = model.replaced_token_logits(hidden_BLD, batch["segment_ids"])
         if heads.task is not None:
             found["task"] = model.task_logits(hidden_BLD, batch["segment_ids"])
-        if heads.embedding is not None:
+        if heads.vectors is not None:
             found["embedding"] = model.embedded_states(hidden_BLD, batch["segment_ids"])
         if not found:
             found["hidden"] = hidden_BLD

@@ -144,8 +144,9 @@ def export_stablehlo(
         update={"attention": "xla", "norm": "xla", "ffn": "xla", "remat": "none"}
     )
     parts: set[str] = set()
-    if heads.embedding is not None:
+    if heads.vectors is not None:
         parts = {"embedding"}
+    if heads.embedding is not None:
         # No output reads the temperature.
         fixed = heads.embedding.model_copy(update={"temperature": None})
         heads = heads.model_copy(update={"embedding": fixed})
@@ -263,7 +264,7 @@ def _signature(
         "task": None
         if heads.task is None
         else {"name": heads.task, "labels": list(heads.labels), "problem": heads.problem},
-        "embedding": None if heads.embedding is None else _embedding(heads, longest=longest),
+        "embedding": None if heads.vectors is None else _embedding(heads, longest=longest),
         "calling_convention_version": program.calling_convention_version,
         "versions": {name: metadata.version(name) for name in ("jax", "jaxlib")},
     }
@@ -271,7 +272,7 @@ def _signature(
 
 def _embedding(heads: HeadsSection, *, longest: int) -> dict[str, Any]:
     """Returns how to prepare the texts of a model of sentence embeddings."""
-    assert heads.embedding is not None
+    assert heads.vectors is not None
     names = {"default_prefix", "query_prefix", "passage_prefix"}
-    prefixes = heads.embedding.model_dump(include=names)
+    prefixes = heads.vectors.model_dump(include=names)
     return {**prefixes, "max_length": heads.longest_text(longest)}

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.cross_entropy import Scored, scored_in_parts
-from bert_jax.model.embedding_head import EmbeddingHead
+from bert_jax.model.embedding_head import EmbeddingHead, VectorHead
 from bert_jax.model.heads import (
     MlmDecoder,
     MlmHead,
@@ -23,7 +23,13 @@ from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.pooling import position_of
 from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.model.text_head import PoolingSection, VectorHeadSection
 from bert_jax.parallel.parameter_groups import ParameterGroups
+
+VECTOR_HEADS: Mapping[type[VectorHeadSection], Callable[..., VectorHead[Any]]] = {
+    PoolingSection: EmbeddingHead,
+}
+"""The module of each kind of text head that encodes every text by itself."""
 
 
 class PretrainingScores(NamedTuple):
@@ -98,8 +104,8 @@ class EncoderModel(nnx.Module):
             self.next_sentence = NextSentenceHead(**parts)
         if heads.replaced_tokens:
             self.replaced_tokens = self.replaced_token_head(**parts)
-        if heads.embedding is not None:
-            self.embedding = EmbeddingHead(settings=heads.embedding, **parts)
+        if heads.vectors is not None:
+            self.embedding = VECTOR_HEADS[type(heads.vectors)](settings=heads.vectors, **parts)
 
     @staticmethod
     @abc.abstractmethod
@@ -145,23 +151,23 @@ class EncoderModel(nnx.Module):
 
     def embedded(
         self, batch: Mapping[str, Array], *, dropout_key: Array | None
-    ) -> Float[Array, "batch width"]:
-        """Returns the vector of each text, see `EmbeddingHead`. For the arguments, see `hidden`.
+    ) -> Float[Array, "batch ..."]:
+        """Returns the vector of each text, see `VectorHead`. For the arguments, see `hidden`.
 
         The last layer computes only the states that are read.
         """
         segment_ids = batch["segment_ids"]
         queries_B1 = self.embedding.read_positions(segment_ids)
         hidden = self.hidden(batch, queries_BQ=queries_B1, dropout_key=dropout_key)
-        return self.embedding(hidden, segment_ids)
+        return self.embedding(hidden, segment_ids, model=self)
 
     def embedded_states(
         self,
         hidden_BLD: Float[Array, "batch length hidden"],
         segment_ids: Int[Array, "batch length"],
-    ) -> Float[Array, "batch width"]:
+    ) -> Float[Array, "batch ..."]:
         """Returns the vectors of `embedded` from all states of the last layer, cut."""
-        return self.embedding(hidden_BLD, segment_ids)[:, : self.embedding.settings.dimensions]
+        return self.embedding.cut(self.embedding(hidden_BLD, segment_ids, model=self))
 
     def decoder_input(self, hidden_BPD: Array) -> Array:
         """Returns the input of the MLM head, [B, P, D]."""

@@ -18,7 +18,12 @@ import pydantic
 
 from bert_jax.errors import SettingError, UserError, commas, one_of
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.model.text_head import CrossEncoderSection, PoolingSection, TextHeadSection
+from bert_jax.model.text_head import (
+    CrossEncoderSection,
+    PoolingSection,
+    TextHeadSection,
+    VectorHeadSection,
+)
 from bert_jax.section import Section
 from bert_jax.validation import validate
 
@@ -142,7 +147,12 @@ class HeadsSection(Section):
     @property
     def text_head(self) -> TextHeadSection | None:
         """How the model turns texts into what search compares. None: it was not trained for it."""
-        return self.embedding or self.cross_encoder
+        return self.vectors or self.cross_encoder
+
+    @property
+    def vectors(self) -> VectorHeadSection | None:
+        """How the model encodes a text by itself. None: it was not trained for it."""
+        return self.embedding
 
     def longest_text(self, positions: int) -> int:
         """Returns the default limit of texts in tokens, for a model with `positions` positions."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import pydantic
 
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.section import Section
 
 Pool = Literal["mean", "cls", "last"]
@@ -33,7 +34,25 @@ class TextHeadSection(Section):
         return {}
 
 
-class PoolingSection(TextHeadSection):
+class VectorHeadSection(TextHeadSection):
+    """The settings of a text head that encodes every text by itself."""
+
+    default_prefix: str = ""
+    """Text before every text that is neither query nor passage."""
+    query_prefix: str = ""
+    """Text before every query, such as "query: "."""
+    passage_prefix: str = ""
+    """Text before every passage, such as "passage: "."""
+    max_length: int | None = pydantic.Field(default=None, ge=4)
+    """Longest text in tokens, special tokens included, if `max_length` is not given. null: the
+    model's positions, at most 512."""
+
+    def width(self, architecture: EncoderArchitecture) -> int:
+        """Returns the numbers in a vector of a text, or of one of its tokens."""
+        raise NotImplementedError
+
+
+class PoolingSection(VectorHeadSection):
     """How a trained model computes the vector of a text."""
 
     title = "sentence embeddings"
@@ -53,15 +72,11 @@ class PoolingSection(TextHeadSection):
     by the dot product."""
     temperature: float | None = pydantic.Field(default=None, gt=0)
     """Initial value of a learned temperature. null: the model has no such parameter."""
-    default_prefix: str = ""
-    """Text before every text that is neither query nor passage."""
-    query_prefix: str = ""
-    """Text before every query, such as "query: "."""
-    passage_prefix: str = ""
-    """Text before every passage, such as "passage: "."""
-    max_length: int | None = pydantic.Field(default=None, ge=4)
-    """Longest text in tokens, special tokens included, if `max_length` is not given. null: the
-    model's positions, at most 512."""
+
+    def width(self, architecture: EncoderArchitecture) -> int:
+        """Returns the numbers that remain of a vector."""
+        width = self.projection or architecture.hidden_size
+        return min(width, self.dimensions or width)
 
     @property
     def by_cosine(self) -> bool:

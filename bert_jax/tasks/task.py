@@ -131,15 +131,15 @@ def logits(model: EncoderModel, batch: Batch, *, dropout_key: jax.Array | None) 
     """Returns the float32 logits of the task head for a batch of `collate`.
 
     The shape is [B, labels], [B, choices], [B, L, labels] or [B, L, 2]; see
-    `EncoderModel.task_logits`. A model of sentence embeddings has no task head: its results are
-    the vectors of the texts, [B, width], or [B, N, width] if a row has N texts. In evaluation,
+    `EncoderModel.task_logits`. A model that encodes single texts has no task head: its results are
+    those of `EncoderModel.embedded`, [B, ...], or [B, N, ...] if a row has N texts. In evaluation,
     `dropout_key` is None.
     """
     shape = batch["input_ids"].shape
     flat = {name: batch[name].reshape(-1, shape[-1]) for name in INPUTS}
-    if model.heads.embedding is not None:
+    if model.heads.vectors is not None:
         vectors = model.embedded(flat, dropout_key=dropout_key)
-        return vectors.reshape(*shape[:-1], vectors.shape[-1])
+        return vectors.reshape(*shape[:-1], *vectors.shape[1:])
     queries = model.read_positions(flat["segment_ids"])
     hidden = model.hidden(flat, queries_BQ=queries, dropout_key=dropout_key)
     # Subkeys 0 and 1 belong to the encoder.

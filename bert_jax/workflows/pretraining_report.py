@@ -171,7 +171,7 @@ def _facts(run: Run, train: TrainSection) -> dict[str, Cell]:
 
 
 def _vocabulary(start: Any) -> dict[str, str]:
-    """Returns what an extended vocabulary saves, if the initial run is on this machine and records it."""
+    """Returns what an extended vocabulary saves, if a local initial run records it."""
     if not start or is_remote(start) or not os.path.isdir(start):
         return {}
     origin = read_run_provenance(epath.Path(start))

@@ -10,8 +10,8 @@ from bert_jax.train.metrics_writer import read_metrics
 from tests.processes.hosts import start
 from tests.processes.test_finetune import alone
 from tests.project import write_config
-from tests.tasks.embedding.data import embedding_config
 from tests.tasks.rerank.data import rerank_config
+from tests.tasks.search.data import embedding_config
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from bert_jax.tasks.scores import baseline_of
 from bert_jax.tasks.section import TaskSection
 from bert_jax.tasks.squad.family import SquadSplit
 from bert_jax.validation import validate
-from tests.tasks.embedding.data import write_beir, write_jsonl
 from tests.tasks.rerank.data import write_candidates
+from tests.tasks.search.data import write_beir, write_jsonl
 from tests.tasks.sequences import make_tokenizer, write_lines
 from tests.tasks.squad_data import question, squad, write
 

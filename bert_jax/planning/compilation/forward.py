@@ -11,6 +11,7 @@ from bert_jax.corpus.job import reads_head, rows_of_batch, tokens_of_batch, vect
 from bert_jax.corpus.program import INPUT_IDS, LENGTHS, SECONDS, jit_forward
 from bert_jax.feature_extraction.extractor import vector_forward
 from bert_jax.inference.execution import by_layer, forward_model
+from bert_jax.model.text_head import PoolingSection
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.planning.compilation.lowering import LoweredStep, device_bytes
 from bert_jax.planning.request import ForwardRequest
@@ -70,4 +71,5 @@ def _forward(
     changes = {"max_length": request.length, "prompt": None}
     settings = vector_settings(section.model_copy(update=changes), architecture, heads)
     trained = settings.trained
-    return vector_forward(settings, model), trained is None or trained.pool == "mean"
+    mean = not isinstance(trained, PoolingSection) or trained.pool == "mean"
+    return vector_forward(settings, model), mean

@@ -1,1 +1,1 @@
-"""Sentence embeddings: contrastive training, pairs with scores, and retrieval."""
+"""Sentence embeddings: one vector per text."""

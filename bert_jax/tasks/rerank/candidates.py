@@ -15,10 +15,10 @@ from bert_jax.data.tables import RowError, RowErrors, TableRow
 from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.model.text_head import CrossEncoderSection
-from bert_jax.tasks.embedding import retrieval
-from bert_jax.tasks.embedding.tuples import text_of
 from bert_jax.tasks.family import Columns, Encoded, Record, Split, content_hash
 from bert_jax.tasks.labels import number_of
+from bert_jax.tasks.search import retrieval
+from bert_jax.tasks.search.tuples import text_of
 from bert_jax.tasks.table import row_id
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -276,7 +276,7 @@ class RankingSplit(PairsSplit):
 
 
 def ranked(candidates: Candidates, scores: Sequence[float]) -> Record:
-    """Returns the record of a query, see `bert_jax.tasks.embedding.retrieval.rank`.
+    """Returns the record of a query, see `bert_jax.tasks.search.retrieval.rank`.
 
     Of documents with equal scores, the larger id comes first, as in trec_eval.
     """

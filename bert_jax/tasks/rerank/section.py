@@ -10,7 +10,6 @@ from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.model.text_head import CrossEncoderSection, TextHeadSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
-from bert_jax.tasks.embedding import retrieval
 from bert_jax.tasks.family import (
     Columns,
     DataRequest,
@@ -37,7 +36,8 @@ from bert_jax.tasks.rerank.candidates import (
     read_directory,
     scaled,
 )
-from bert_jax.tasks.search import SearchSection
+from bert_jax.tasks.search import retrieval
+from bert_jax.tasks.search.section import SearchSection
 
 if TYPE_CHECKING:
     from bert_jax.report.rendering import View

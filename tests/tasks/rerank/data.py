@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tests.tasks.embedding.data import pairs, write_beir, write_jsonl
 from tests.tasks.runs import tiny_run
+from tests.tasks.search.data import pairs, write_beir, write_jsonl
 
 
 def lists(rows: int, seed: int) -> list[dict[str, Any]]:

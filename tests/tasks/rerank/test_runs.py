@@ -16,9 +16,9 @@ from bert_jax.train.metrics_writer import read_metrics
 from tests.interop.test_sentence_transformers import tensors
 from tests.project import ok, refused, write_config
 from tests.report.strict_html import read
-from tests.tasks.embedding.data import pairs, write_jsonl
 from tests.tasks.rerank.data import lists, rerank_config, write_candidates
 from tests.tasks.runs import FILLERS
+from tests.tasks.search.data import pairs, write_jsonl
 
 pytestmark = pytest.mark.slow
 

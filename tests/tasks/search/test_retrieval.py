@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from bert_jax.tasks.embedding.retrieval import (
+from bert_jax.inference.comparison import comparison_of
+from bert_jax.model.text_head import PoolingSection
+from bert_jax.tasks.search.retrieval import (
     CUTOFF,
     FIGURES,
     RECALLED,
@@ -15,9 +17,10 @@ from bert_jax.tasks.embedding.retrieval import (
     read_retrieval,
     retrieval_figures,
 )
-from tests.tasks.embedding.data import write_beir, write_qrels
+from tests.tasks.search.data import write_beir, write_qrels
 
 QUERIES, PASSAGES, WIDTH = 30, 150, 4
+BY_PRODUCT = comparison_of(PoolingSection(similarity="dot"))
 TREC = {"ndcg@10": "ndcg_cut_10", "mrr": "recip_rank"}
 MEASURES = {"ndcg_cut.10", "recip_rank", f"recall.{','.join(map(str, RECALLED))}"}
 TREC |= {f"recall@{k}": f"recall_{k}" for k in RECALLED}
@@ -45,7 +48,7 @@ def retrieval_with_ties() -> tuple[Retrieval, np.ndarray, np.ndarray]:
 
 def test_figures_equal_trec_eval() -> None:
     data, queries, passages = retrieval_with_ties()
-    records = rank(data, queries, passages)
+    records = rank(data, queries, passages, comparison=BY_PRODUCT)
     products = queries @ passages.T
     run = {
         query: {
@@ -77,7 +80,7 @@ def test_judgements_of_passages_outside_the_corpus_count_as_in_trec_eval(tmp_pat
     assert [note.split(": ")[1].split(" ")[0] for note in notes] == ["1", "2", "2"]
     queries = np.eye(4, 5, dtype=np.float32)
     passages = np.eye(5, dtype=np.float32) + np.linspace(0, 0.5, 5, dtype=np.float32)
-    records = rank(data, queries, passages)
+    records = rank(data, queries, passages, comparison=BY_PRODUCT)
     scores = (queries @ passages.T).tolist()
     run = {
         query: dict(zip(data.passages, found, strict=True))
@@ -93,7 +96,7 @@ def test_judgements_of_passages_outside_the_corpus_count_as_in_trec_eval(tmp_pat
 def test_records_list_the_best_passages() -> None:
     """Of equal products, the larger id is first. A passage with the query's id is left out."""
     data, queries, passages = retrieval_with_ties()
-    for number, record in enumerate(rank(data, queries, passages)):
+    for number, record in enumerate(rank(data, queries, passages, comparison=BY_PRODUCT)):
         products = dict(zip(data.passages, (passages @ queries[number]).tolist(), strict=True))
         products.pop(record["id"], None)
         ordered = sorted(products, key=lambda each: (products[each], each), reverse=True)

@@ -17,7 +17,7 @@ from bert_jax.config import parse_config
 from bert_jax.train.metrics_writer import read_metrics
 from tests.project import ok, refused, write_config
 from tests.report.strict_html import Document, items, read, words
-from tests.tasks.embedding.data import embedding_config, pairs, write_beir, write_jsonl
+from tests.tasks.search.data import embedding_config, pairs, write_beir, write_jsonl
 
 pytestmark = pytest.mark.slow
 

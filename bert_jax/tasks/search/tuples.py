@@ -8,6 +8,7 @@ import numpy as np
 from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
 from bert_jax.data.tables import RowError, RowErrors, TableRow
 from bert_jax.errors import UserError
+from bert_jax.inference.comparison import Comparison
 from bert_jax.tasks.family import Encoded, Record, Split, content_hash
 from bert_jax.tasks.labels import number_of
 from bert_jax.tasks.table import row_id
@@ -147,13 +148,10 @@ class TextsSplit(Split):
         *,
         tokenizer: Tokenizer,
         max_length: int,
-        dimensions: int | None = None,
+        comparison: Comparison[Any],
     ) -> None:
-        """Encodes all texts, prefixes included. Longer texts are truncated.
-
-        `dimensions` is the setting of `PoolingSection`.
-        """
-        self._dimensions = dimensions
+        """Encodes all texts, prefixes included. Longer texts are truncated."""
+        self._comparison = comparison
         self._tokenizer, self._max_length, self._texts = tokenizer, max_length, len(rows[0])
         self._ids = encode_ragged(tokenizer, (text for row in rows for text in row))
         lengths = np.diff(self._ids.offsets) + special_tokens(tokenizer, pair=False)
@@ -178,10 +176,19 @@ class TextsSplit(Split):
         del index
         return {}
 
+    def is_query(self, index: int, text: int) -> bool:
+        """Returns whether a text of a row is a query."""
+        raise NotImplementedError
+
     def reduce(self, index: int, logits: np.ndarray) -> Any:
-        """Returns the vectors of a row's texts, [texts, width], without the numbers to cut."""
-        del index
-        return logits[..., : self._dimensions]
+        """Returns what `Comparison.kept` keeps of the outputs of a row's texts."""
+        logits = logits[None] if self._texts == 1 else logits
+        return [
+            self._comparison.kept(output, ids, query=self.is_query(index, text))
+            for text, (output, ids) in enumerate(
+                zip(logits, self.row(index).sequences, strict=True)
+            )
+        ]
 
     @property
     def undecided(self) -> str | None:
@@ -194,7 +201,7 @@ class TextsSplit(Split):
 
 
 class TupleSplit(TextsSplit):
-    """Pairs, triplets or scored pairs. A prediction is the cosine of the first two texts."""
+    """Pairs, triplets or scored pairs. A prediction is the similarity of the first two texts."""
 
     def __init__(
         self,
@@ -203,14 +210,14 @@ class TupleSplit(TextsSplit):
         prefixes: Sequence[str],
         tokenizer: Tokenizer,
         max_length: int,
-        dimensions: int | None = None,
+        comparison: Comparison[Any],
     ) -> None:
         """Encodes all texts. `prefixes` has the prefix of each text of a row."""
         texts = [
             [prefix + text for prefix, text in zip(prefixes, row.texts, strict=True)]
             for row in rows
         ]
-        super().__init__(texts, tokenizer=tokenizer, max_length=max_length, dimensions=dimensions)
+        super().__init__(texts, tokenizer=tokenizer, max_length=max_length, comparison=comparison)
         self._rows, self.fingerprint = rows, content_hash([*rows, _Prefixes(tuple(prefixes))])
         numbers: dict[str, int] = {}
         self._numbers = np.asarray(
@@ -231,10 +238,15 @@ class TupleSplit(TextsSplit):
         numbers = {TEXTS: self._numbers[index][None]}
         return numbers if score is None else numbers | {SCORE: score}
 
+    def is_query(self, index: int, text: int) -> bool:
+        """Returns whether a text is the first of its row."""
+        del index
+        return text == 0
+
     def reduce(self, index: int, logits: np.ndarray) -> float:
-        """Returns the cosine of the first two vectors. `logits` are the vectors, [texts, width]."""
-        first, second = unit_vectors(super().reduce(index, logits)[:2])
-        return float(first @ second)
+        """Returns the similarity of the first two texts. `logits` are the outputs of all texts."""
+        first, second, *_ = super().reduce(index, logits)
+        return self._comparison.of_pair(first, second)
 
     def sample(self, limit: int) -> TextSample:
         """Returns rows, see `TextsSplit`. The first two texts of each row are a pair."""
@@ -247,22 +259,19 @@ class TupleSplit(TextsSplit):
         return TextSample(rows, texts, pairs, len(self._rows) * self._texts)
 
     def records(self, reduced: Sequence[float], *, first: int = 0) -> list[Record]:
-        """Returns records with the scaled score as label, and the cosine as prediction."""
+        """Returns records with the scaled score as label, and the similarity as prediction."""
         return [
             {
                 "id": row.id,
                 "text": row.texts[0],
                 "pair": row.texts[1],
                 "label": row.score,
-                "prediction": cosine,
+                "prediction": similarity,
             }
-            for row, cosine in zip(self._rows[first : first + len(reduced)], reduced, strict=True)
+            for row, similarity in zip(
+                self._rows[first : first + len(reduced)], reduced, strict=True
+            )
         ]
-
-
-def unit_vectors(vectors: np.ndarray) -> np.ndarray:
-    """Returns vectors of length 1, [rows, width]."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 class _Prefixes(NamedTuple):

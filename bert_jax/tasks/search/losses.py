@@ -1,8 +1,11 @@
-"""Losses of sentence embeddings, as functions of the vectors of a whole batch.
+"""Losses of search, as functions of the encoded texts of a whole batch.
 
 Shape suffixes: B rows, N texts of a row, W width of a vector, C candidates. Text 0 of a row is the
 anchor, text 1 its positive, and later texts are hard negatives. Rows of weight 0 are padding.
 """
+
+from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +14,16 @@ from jaxtyping import Array, Float, Int
 from bert_jax.model.pooling import unit_length
 from bert_jax.parallel.sharding_rules import constrain
 
+Compare: TypeAlias = Callable[[Array, Array], Array]  # see `VectorHead.compare`
 _NEVER = -1e9  # logit of a candidate that is not a negative
 
 
 def info_nce(
-    vectors_BNW: Float[Array, "rows texts width"],
+    vectors_BN: Float[Array, "rows texts ..."],
     texts_BN: Int[Array, "rows texts"],
     weights_B: Float[Array, "rows"],
     *,
+    compare: Compare,
     scale: Array | float,
     symmetric: bool = False,
 ) -> Float[Array, ""]:
@@ -33,34 +38,36 @@ def info_nce(
     `MultipleNegativesSymmetricRankingLoss` in sentence-transformers.
 
     Args:
-        vectors_BNW: vectors of the texts.
+        vectors_BN: results of `VectorHead` for the texts.
         texts_BN: number of each text; equal texts have equal numbers.
         weights_B: 1 for a row, 0 for padding.
-        scale: factor of the dot products, 1/temperature.
+        compare: see `VectorHead.compare`.
+        scale: factor of the similarities, 1/temperature.
         symmetric: whether positives also choose among anchors.
     """
-    loss = _one_direction(vectors_BNW, texts_BN, weights_B, scale)
+    loss = _one_direction(vectors_BN, texts_BN, weights_B, compare, scale)
     if not symmetric:
         return loss
-    exchanged = _one_direction(vectors_BNW[:, 1::-1], texts_BN[:, 1::-1], weights_B, scale)
-    return (loss + exchanged) / 2
+    exchanged = vectors_BN[:, 1::-1], texts_BN[:, 1::-1]
+    return (loss + _one_direction(*exchanged, weights_B, compare, scale)) / 2
 
 
 def _one_direction(
-    vectors_BNW: Array, texts_BN: Array, weights_B: Array, scale: Array | float
+    vectors_BN: Array, texts_BN: Array, weights_B: Array, compare: Compare, scale: Array | float
 ) -> Array:
-    rows, texts, width = vectors_BNW.shape
-    anchors_BW = constrain(vectors_BNW[:, 0], "batch", "rest")
+    rows, texts, *shape = vectors_BN.shape
+    rest = ["rest"] * len(shape)
+    anchors_B = constrain(vectors_BN[:, 0], "batch", *rest)
     # Every device compares its anchors with the candidates of all devices.
-    candidates_CW = constrain(vectors_BNW[:, 1:].reshape(-1, width), "rest", "rest")
-    found_BC = scale * _products(anchors_BW, candidates_CW)
-    candidates_C = texts_BN[:, 1:].reshape(-1)
+    candidates_C = constrain(vectors_BN[:, 1:].reshape(-1, *shape), "rest", *rest)
+    found_BC = scale * compare(anchors_B, candidates_C)
+    numbers_C = texts_BN[:, 1:].reshape(-1)
     of_row_C = jnp.repeat(jnp.arange(rows), texts - 1)
-    is_positive_C = jnp.arange(len(candidates_C)) % (texts - 1) == 0
+    is_positive_C = jnp.arange(len(numbers_C)) % (texts - 1) == 0
     own_BC = is_positive_C & (of_row_C == jnp.arange(rows)[:, None])
     fits_BC = (
-        (candidates_C == texts_BN[:, :1])
-        | (candidates_C == texts_BN[:, 1:2])
+        (numbers_C == texts_BN[:, :1])
+        | (numbers_C == texts_BN[:, 1:2])
         | (is_positive_C & (texts_BN[of_row_C, 0] == texts_BN[:, :1]))
     )
     compared_BC = own_BC | (~fits_BC & (weights_B[of_row_C] > 0))
@@ -119,8 +126,3 @@ def truncated(
     """
     shorter = vectors_BNW[..., :width]
     return unit_length(shorter) if normalize else shorter
-
-
-def _products(x_BW: Array, y_CW: Array) -> Array:
-    # A TPU multiplies float32 matrices in bfloat16 by default: an error of 0.004, times the scale.
-    return jnp.matmul(x_BW, y_CW.T, precision=jax.lax.Precision.HIGHEST)

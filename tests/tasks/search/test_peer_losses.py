@@ -13,13 +13,15 @@ from flax import nnx
 from sentence_transformers.sentence_transformer import losses
 
 import bert_jax
+from bert_jax.inference.comparison import comparison_of
 from bert_jax.model.section import Execution
+from bert_jax.model.text_head import PoolingSection
 from bert_jax.runs.run_directory import open_run
 from bert_jax.task import Rngs
 from bert_jax.tasks.batches import collate
 from bert_jax.tasks.embedding.section import EmbeddingLossSection
 from bert_jax.tasks.embedding.task import EmbeddingTask
-from bert_jax.tasks.embedding.tuples import TextTuple, TupleSplit
+from bert_jax.tasks.search.tuples import TextTuple, TupleSplit
 from bert_jax.train.state import define_model
 from tests.interop.hf_checkpoints import under_their_names
 from tests.interop.test_sentence_transformers import theirs, written_by_them
@@ -96,7 +98,13 @@ def test_loss_and_gradients_equal_sentence_transformers(name: str, models: Model
         heads=run.heads,
         training=EmbeddingLossSection.model_validate(settings),
     )
-    split = TupleSplit(rows, prefixes=[""] * texts, tokenizer=run.tokenizer, max_length=LENGTH)
+    split = TupleSplit(
+        rows,
+        prefixes=[""] * texts,
+        tokenizer=run.tokenizer,
+        max_length=LENGTH,
+        comparison=comparison_of(PoolingSection()),
+    )
     batch = collate(
         split, np.arange(ROWS), batch_size=ROWS, length=LENGTH, pad_id=run.tokenizer.special.pad
     )

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -13,17 +13,17 @@ from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import is_dataset_file
 from bert_jax.files.remote import is_remote
-from bert_jax.model.text_head import PoolingSection
-from bert_jax.tasks.embedding.tuples import (
+from bert_jax.inference.comparison import Comparison, comparison_of
+from bert_jax.model.text_head import VectorHeadSection
+from bert_jax.tasks.family import Record, content_hash, no_rows
+from bert_jax.tasks.labels import number_of
+from bert_jax.tasks.search.tuples import (
     TextSample,
     TextsSplit,
     TextTuple,
     spread,
     text_of,
-    unit_vectors,
 )
-from bert_jax.tasks.family import Record, content_hash, no_rows
-from bert_jax.tasks.labels import number_of
 from bert_jax.tasks.table import row_id
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -156,19 +156,18 @@ class RetrievalSplit(TextsSplit):
         self,
         data: Retrieval,
         *,
-        embedding: PoolingSection,
+        head: VectorHeadSection,
         tokenizer: Tokenizer,
         max_length: int,
     ) -> None:
         """Encodes all texts."""
-        queries = [embedding.query_prefix + text for text in data.queries.values()]
-        passages = [embedding.passage_prefix + text for text in data.passages.values()]
+        queries = [head.query_prefix + text for text in data.queries.values()]
+        passages = [head.passage_prefix + text for text in data.passages.values()]
         texts = [[text] for text in (*queries, *passages)]
         super().__init__(
-            texts, tokenizer=tokenizer, max_length=max_length, dimensions=embedding.dimensions
+            texts, tokenizer=tokenizer, max_length=max_length, comparison=comparison_of(head)
         )
         self.examples, self._data = len(queries), data
-        self._by_cosine = embedding.by_cosine
         few = len(passages) if len(passages) <= CUTOFF else 0
         self.findings = {**self.findings, f"passages, so {FIGURES[0]} of any order is high": few}
         self.fingerprint = content_hash([data])
@@ -216,32 +215,43 @@ class RetrievalSplit(TextsSplit):
         """Returns whether a row is the first one, because all rows are ranked together."""
         return row == 0
 
-    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
-        """Returns a record per query: best passages, and ranks of the relevant passages.
+    def is_query(self, index: int, text: int) -> bool:
+        """Returns whether a row is before the passages."""
+        del text
+        return index < len(self._data.queries)
 
-        `reduced` are the vectors of all rows, [width] each.
-        """
+    def reduce(self, index: int, logits: np.ndarray) -> Any:
+        """Returns what `Comparison.kept` keeps of the output of a row."""
+        return super().reduce(index, logits)[0]
+
+    def records(self, reduced: Sequence[Any], *, first: int = 0) -> list[Record]:
+        """Returns a record per query: best passages, and ranks of the relevant passages."""
         assert first == 0
-        vectors, count = np.stack(reduced), len(self._data.queries)
-        if self._by_cosine:
-            vectors = unit_vectors(vectors)
-        return rank(self._data, vectors[:count], vectors[count:])
+        count = len(self._data.queries)
+        return rank(self._data, reduced[:count], reduced[count:], comparison=self._comparison)
 
 
-def rank(data: Retrieval, queries_QW: np.ndarray, passages_PW: np.ndarray) -> list[Record]:
-    """Ranks all passages for each query by the dot product of their vectors.
+def rank(
+    data: Retrieval,
+    queries: Sequence[Any],
+    passages: Sequence[Any],
+    *,
+    comparison: Comparison[Any],
+) -> list[Record]:
+    """Ranks all passages for each query by their similarity. The texts are as in `data`.
 
     The label of a record is the grades by passage. A passage with the query's id is left out, as in
-    BEIR. Of passages with equal products, the larger id comes first, as in trec_eval.
+    BEIR. Of passages with equal similarities, the larger id comes first, as in trec_eval.
     """
     ids = list(data.passages)
     number = {each: at for at, each in enumerate(ids)}
     later = np.argsort(np.argsort(ids))  # places of the ids in alphabetical order
     records: list[Record] = []
     block = max(1, _SCORES_AT_ONCE // len(ids))
-    names = list(data.queries)
+    names, searched = list(data.queries), comparison.collect(passages)
     for start in range(0, len(names), block):
-        products = queries_QW[start : start + block] @ passages_PW.T
+        asked = comparison.collect(queries[start : start + block])
+        products = comparison.scores(asked, searched)
         for name, scores in zip(names[start : start + block], products, strict=True):
             if name in number:
                 scores[number[name]] = -np.inf

@@ -7,8 +7,8 @@ import numpy as np
 
 from bert_jax.report.finetuning.embeddings import SamplePair, VectorSample, embeddings
 from bert_jax.report.rendering import View
-from bert_jax.tasks.embedding.tuples import TextsSplit
 from bert_jax.tasks.family import Encoded, Record, Split
+from bert_jax.tasks.search.tuples import TextsSplit
 
 SAMPLED: Final = 1000  # texts of a sample
 
@@ -23,10 +23,10 @@ class _SampledRows(Split):
     def row(self, index: int) -> Encoded:
         return self._split.row(self._rows[index])
 
-    def reduce(self, index: int, logits: np.ndarray) -> np.ndarray:
-        return TextsSplit.reduce(self._split, index, logits)
+    def reduce(self, index: int, logits: np.ndarray) -> list[np.ndarray]:
+        return TextsSplit.reduce(self._split, self._rows[index], logits)
 
-    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
+    def records(self, reduced: Sequence[list[np.ndarray]], *, first: int = 0) -> list[Record]:
         del first
         return [{"vectors": vectors} for vectors in reduced]
 
@@ -39,6 +39,6 @@ def view_of_sample(
     assert isinstance(split, TextsSplit)
     sample = split.sample(SAMPLED)
     found = predict(_SampledRows(split, sample.rows))
-    vectors = np.concatenate([np.atleast_2d(record["vectors"]) for record in found])
+    vectors = np.stack([vector for record in found for vector in record["vectors"]])
     pairs = [SamplePair(*pair) for pair in sample.pairs]
     return embeddings(VectorSample(sample.texts, vectors, pairs, sample.total))

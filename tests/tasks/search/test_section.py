@@ -14,11 +14,11 @@ from bert_jax.data.tables import RowError
 from bert_jax.errors import UserError
 from bert_jax.model.text_head import PoolingSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
-from bert_jax.tasks.embedding.tuples import SCORE, TEXTS
 from bert_jax.tasks.family import Family, Split
+from bert_jax.tasks.search.tuples import SCORE, TEXTS
 from bert_jax.validation import validate
 from tests.project import refuses, says
-from tests.tasks.embedding.data import write_beir, write_jsonl, write_qrels
+from tests.tasks.search.data import write_beir, write_jsonl, write_qrels
 from tests.tasks.sequences import IDS, opening, write_lines
 
 CLS, SEP = IDS["[CLS]"], IDS["[SEP]"]
@@ -151,7 +151,7 @@ def test_evaluation_compares_vectors_as_sentence_transformers(
         order = np.argsort(-scores)
         assert record["prediction"] == [f"p{at}" for at in order]
         np.testing.assert_allclose(record["scores"], scores[order], atol=1e-6)
-    asked = section_of(tmp_path, dev=str(beir), normalize=False).embedding(embedding)
+    asked = section_of(tmp_path, dev=str(beir), normalize=False).head(embedding)
     assert (asked.dimensions, asked.by_cosine) == (3, False)
 
 

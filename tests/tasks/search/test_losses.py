@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bert_jax.tasks.embedding import losses
+from bert_jax.model.embedding_head import dot_products
+from bert_jax.tasks.search import losses
 
 ROWS, WIDTH, SCALE = 7, 12, 20.0
 Loss = Callable[[Any], Any]
@@ -72,7 +73,14 @@ def matryoshka(found: torch.Tensor) -> torch.Tensor:
 def ours(texts: int, **settings: Any) -> Loss:
     def loss(found: jax.Array) -> jax.Array:
         units = losses.truncated(found, WIDTH, normalize=True)
-        return losses.info_nce(units, jnp.asarray(numbers_of(texts)), ONES, scale=SCALE, **settings)
+        return losses.info_nce(
+            units,
+            jnp.asarray(numbers_of(texts)),
+            ONES,
+            compare=dot_products,
+            scale=SCALE,
+            **settings,
+        )
 
     return loss
 
@@ -80,7 +88,9 @@ def ours(texts: int, **settings: Any) -> Loss:
 def our_matryoshka(found: jax.Array) -> jax.Array:
     numbers = jnp.asarray(numbers_of(2))
     shorter = [losses.truncated(found, width, normalize=True) for width in (12, 8, 3)]
-    return sum(losses.info_nce(each, numbers, ONES, scale=SCALE) for each in shorter)  # pyright: ignore[reportReturnType]
+    return sum(
+        losses.info_nce(each, numbers, ONES, compare=dot_products, scale=SCALE) for each in shorter
+    )  # pyright: ignore[reportReturnType]
 
 
 FORMULAS: dict[str, tuple[int, Loss, Loss]] = {
@@ -118,7 +128,9 @@ def test_padding_rows_change_nothing(name: str) -> None:
         if name == "cosine":
             return losses.cosine_regression(found[rows], scores, ones)
         numbers = jnp.asarray(numbers_of(2))[rows]
-        return losses.info_nce(found[rows], numbers, ones, scale=1.0, symmetric=True)
+        return losses.info_nce(
+            found[rows], numbers, ones, compare=dot_products, scale=1.0, symmetric=True
+        )
 
     found = vectors_of(2)
     both = [
@@ -155,5 +167,7 @@ def test_equal_texts_are_no_negatives_of_each_other() -> None:
                 if not fits:
                     logits.append(float(found[row, 0] @ found[other, place]))
         terms.append(np.logaddexp.reduce(logits) - logits[0])
-    value = jax.jit(losses.info_nce)(found, numbers, ONES, scale=1.0)
+    value = losses.info_nce(
+        jnp.asarray(found), jnp.asarray(numbers), ONES, compare=dot_products, scale=1.0
+    )
     assert float(value) == pytest.approx(np.mean(terms), rel=1e-5)

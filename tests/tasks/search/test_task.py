@@ -16,7 +16,7 @@ from bert_jax.parallel.sharding_rules import replicated
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
 from bert_jax.tasks.embedding.section import EmbeddingLossSection
 from bert_jax.tasks.embedding.task import EmbeddingTask
-from bert_jax.tasks.embedding.tuples import TEXTS
+from bert_jax.tasks.search.tuples import TEXTS
 from bert_jax.tasks.task import logits
 from bert_jax.train.state import abstract_params, define_model, draw_params
 from bert_jax.train.step import make_gradients

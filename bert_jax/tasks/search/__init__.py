@@ -1,0 +1,1 @@
+"""What the task families of search share: tables of texts, losses and retrieval."""

@@ -1,0 +1,356 @@
+"""What the task families of search share: their data, and dev sets split off by query."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import pydantic
+
+from bert_jax.data.memory_table import MemoryTable
+from bert_jax.errors import SettingError, UserError, commas
+from bert_jax.files.read import require_file
+from bert_jax.inference.comparison import comparison_of
+from bert_jax.model.section import HeadsSection
+from bert_jax.model.text_head import TextHeadSection, VectorHeadSection
+from bert_jax.section import Section, Strings, refuse_same_column
+from bert_jax.tasks.family import (
+    Columns,
+    DataRequest,
+    Family,
+    Record,
+    RowsSection,
+    Split,
+    ViewOfSplit,
+    count_notes,
+    needs_labels,
+    no_benchmark,
+    no_rows,
+)
+from bert_jax.tasks.scores import figures
+from bert_jax.tasks.search import retrieval
+from bert_jax.tasks.search.tuples import (
+    SCORES,
+    TextsSplit,
+    TextTuple,
+    TupleColumns,
+    TupleSplit,
+    read_tuples,
+)
+from bert_jax.tasks.sequence import TextExample
+from bert_jax.tasks.table import hold_out
+
+R = TypeVar("R")
+SPEARMAN: Final = ("spearman", "pearson")
+
+
+class SearchSection(RowsSection):
+    """Settings of a task family whose dev and test sets may be directories in the layout of BEIR.
+
+    `text_column` is the setting with the column of the queries.
+    """
+
+    def files_of(self, directory: str, role: str) -> Sequence[str]:
+        """Returns the files of a directory that a role needs."""
+        return retrieval.files_of(directory, role)
+
+    def directory(self, role: str) -> str | None:
+        """Returns the directory in the layout of BEIR of a role, None if it has a table."""
+        path = getattr(self, role) if role in ("dev", "test") else None
+        return path if path is not None and retrieval.is_directory(path) else None
+
+    def check_input(self, name: str) -> None:
+        """Raises UserError if a file does not exist, or its first row lacks a column."""
+        if (directory := self.directory(name)) is None:
+            super().check_input(name)
+        else:
+            for file in self.files_of(directory, name):
+                require_file(file)
+
+    def split_off_dev(
+        self,
+        rows: Sequence[R],
+        queries: Iterable[str],
+        request: DataRequest,
+        notes: list[str],
+        *,
+        kind: str,
+        fraction: float,
+    ) -> tuple[list[R], list[R]]:
+        """Splits training rows into train and dev; rows of equal queries stay together.
+
+        `kind` is the task, `fraction` the share of dev. Adds a note with both sizes. Raises
+        UserError if all rows have the same query.
+        """
+        texts = [TextExample(at, query, None, None, at) for at, query in enumerate(queries)]
+        parts = hold_out(texts, fraction=fraction, seed=request.seed)
+        train, dev = ([rows[int(each.id)] for each in part] for part in parts)
+        if not dev:
+            raise UserError(
+                f"{kind}.no_dev_rows",
+                f"cannot split off a dev set: all {len(rows):,} rows have the same "
+                f"{self.text_column}. Add rows, or set finetune.task.dev.",
+                place=self.train,
+            )
+        notes.append(
+            f"dev: split off from {self.train} with split_seed {request.seed}: "
+            f"{len(train):,} train and {len(dev):,} dev rows"
+        )
+        return train, dev
+
+
+class VectorLossSection(Section):
+    """The loss. Its negatives are all other texts of the global batch."""
+
+    kind: Any = "info_nce"
+    """`info_nce`: for pairs and triplets; each anchor chooses its positive among all positives and
+    negatives of the batch."""
+
+    @property
+    def needed(self) -> Sequence[str]:
+        """The settings of columns that the loss needs besides `anchor`."""
+        return ("positive",)
+
+    @property
+    def scored(self) -> bool:
+        """Whether the loss compares similarities with scores of pairs."""
+        return False
+
+    @property
+    def single(self) -> bool:
+        """Whether the loss learns from the anchors alone."""
+        return False
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether each anchor chooses its positive."""
+        return not self.scored and not self.single
+
+
+class VectorSearchSection(SearchSection):
+    """Settings of a task family whose model encodes queries and passages by themselves."""
+
+    text_column = "anchor"
+    compares_rows = True
+    learns_labels = False
+
+    anchor: str
+    """Column of the texts, or of the first texts of pairs: questions, for example."""
+    positive: str | None = None
+    """Column of the texts that fit the anchors: answers, for example."""
+    negatives: Strings = ()
+    """Columns of texts that do not fit the anchors although they look similar."""
+    score: str | None = None
+    """Column of the similarities of anchors and positives. If set, dev and test tables are scored
+    by the rank correlation with this column. Otherwise they are scored as a retrieval. With
+    `info_nce`, `train` must not have the column."""
+    score_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest score."""
+    dev_fraction: float = pydantic.Field(default=0.1, gt=0, lt=1)
+    """Fraction of `train` to hold out if `dev` is not set."""
+    query_prefix: str | None = None
+    """Text before every anchor and every query, such as "query: ". By default, the checkpoint's, or
+    none."""
+    passage_prefix: str | None = None
+    """Text before every positive, negative and passage, such as "passage: ". By default, the
+    checkpoint's, or none."""
+    loss: Any
+    """The loss, a `VectorLossSection`."""
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        low, high = self.score_range
+        if low >= high:
+            raise SettingError(
+                "embedding.score_range",
+                f"found {commas(self.score_range)}, allowed: two increasing numbers",
+                place="score_range",
+            )
+        negatives = {f"negatives.{at}": name for at, name in enumerate(self.negatives)}
+        columns = {name: getattr(self, name) for name in ("anchor", "positive", "score")}
+        refuse_same_column(columns | negatives)
+        for name in self.loss.needed:
+            if getattr(self, name) is None:
+                raise SettingError(
+                    "embedding.column",
+                    f"missing, but the loss {self.loss.kind} needs it. Set it to a column.",
+                    place=name,
+                )
+        return self
+
+    def head(self, found: TextHeadSection | None) -> VectorHeadSection:
+        """Returns how the trained model encodes texts. `found`: how the checkpoint does."""
+        raise NotImplementedError
+
+    def heads(self, head: Any) -> HeadsSection:
+        """Returns the heads of the trained model. `head` is the result of `head`."""
+        raise NotImplementedError
+
+    @property
+    def view(self) -> "ViewOfSplit | None":
+        """What the report shows of the dev set, see `Family.view`."""
+        return None
+
+    def required(self, role: str) -> Columns:
+        """Returns the columns of texts and ids, and of scores if the role needs them."""
+        return self.columns(role).required
+
+    def tuple_columns(self, role: str) -> list[str]:
+        """Returns the columns of texts, and of scores except for predictions."""
+        if role == "input":
+            return super().tuple_columns(role)
+        names = (self.anchor, self.positive, *self.negatives, self.score)
+        return [name for name in names if name is not None]
+
+    def scored(self, role: str) -> bool:
+        """Returns whether the rows of a role have scores. A held-out dev set is like `train`."""
+        like_train = role == "train" or (role == "dev" and self.dev is None)
+        return self.loss.scored if like_train else self.score is not None
+
+    def columns(self, role: str) -> TupleColumns:
+        """Returns the columns to read for a role.
+
+        Raises UserError if the role needs pairs, but `positive` is not set.
+        """
+        texts, scored = [("task.anchor", self.anchor)], self.scored(role)
+        if not self.loss.single or role != "train":
+            texts.append(("task.positive", self._positive(role)))
+        if self.loss.contrasts and not scored and role != "input":
+            texts += [("task.negatives", name) for name in self.negatives]
+        score, needed = self.score if scored else None, scored and needs_labels(role)
+        ignored: tuple[str, ...] = ()
+        if self.loss.contrasts and role == "train":
+            ignored = SCORES if self.score is None else (self.score,)
+        return TupleColumns(texts, score, self.score_range, self.id, needed, ignored)
+
+    def _positive(self, role: str) -> str:
+        if self.positive is None:
+            raise UserError(
+                "embedding.no_pairs",
+                f"missing, but {role} is a table of pairs. Set it to a column, or set {role} to a "
+                "directory with queries.jsonl, corpus.jsonl and qrels.",
+                place="task.positive",
+            )
+        return self.positive
+
+    def open(self, request: DataRequest) -> Family:
+        """Opens the tables and directories.
+
+        If there is no dev set, `hold_out` takes one from the training set, without separating equal
+        anchors. Raises UserError for a missing file or column, a malformed row, a training set that
+        is too small for `hold_out`, or a dev set on which all models have the same score.
+        """
+        head = self.head(request.text_head)
+        tables: dict[str, Sequence[TextTuple]] = {}
+        splits: dict[str, Split] = {}
+        notes: list[str] = []
+        for role in ("train", "dev", "test", "input"):
+            if role not in request.roles or (role == "dev" and self.dev is None):
+                if role == "test" and "train" in request.roles and self.directory(role) is not None:
+                    # Find mistakes before the training.
+                    notes += retrieval.read_retrieval(str(self.test), role)[1]
+                continue
+            if (directory := self.directory(role)) is not None:
+                data, found = retrieval.read_retrieval(directory, role)
+                notes += found
+                splits[role] = _retrieval_split(data, request, head)
+            else:
+                tables[role] = self._read(request.source(self, role), role, notes)
+        if "dev" in request.roles and self.dev is None:
+            train, dev = self._held_out(request, tables.get("train"), notes)
+            tables |= {"train": train, "dev": dev}
+        for role in request.roles:
+            if role in tables:
+                splits[role] = self._split(role, tables[role], request, head)
+        chosen_by = splits.get("dev") if "train" in request.roles else None
+        if isinstance(chosen_by, TextsSplit) and (reason := chosen_by.undecided) is not None:
+            raise UserError(
+                "embedding.dev_undecided",
+                f"found {reason}, so every model has the same score. Use a larger file, or "
+                f"without dev a larger dev_fraction (now {self.dev_fraction}).",
+                place="task.dev",
+            )
+        for role, split in splits.items():
+            notes += count_notes(role, split.findings)
+        held = next((split for role, split in splits.items() if role != "train"), None)
+        ranked = isinstance(held, retrieval.RetrievalSplit)
+        return Family(
+            heads=self.heads(head),
+            best_metric=retrieval.FIGURES[0] if ranked else SPEARMAN[0],
+            splits={role: splits[role] for role in request.roles},
+            notes=tuple(notes),
+            score=_score,
+            scored=("label", "prediction", "ranks"),
+            write_official=no_benchmark(self.kind),
+            view=self.view,
+            constant=retrieval.one_order if ranked else None,
+        )
+
+    def _read(self, source: Path | MemoryTable, role: str, notes: list[str]) -> list[TextTuple]:
+        table, errors = self.rows(source, role)
+        rows = read_tuples(table, self.columns(role), errors)
+        if not rows:
+            raise no_rows(source, errors)
+        notes += errors.note(source, kept=len(rows))
+        return rows
+
+    def _held_out(
+        self, request: DataRequest, rows: Sequence[TextTuple] | None, notes: list[str]
+    ) -> tuple[list[TextTuple], list[TextTuple]]:
+        """Splits the training rows, which are read if they are None."""
+        if self.loss.single:
+            raise UserError(
+                "embedding.no_dev",
+                "missing, but single texts have no scores. Set it to a table of pairs, or to a "
+                "directory with queries.jsonl, corpus.jsonl and qrels.",
+                place="task.dev",
+            )
+        if rows is None:
+            rows = self._read(request.source(self, "train"), "train", notes)
+        queries = (row.texts[0] for row in rows)
+        return self.split_off_dev(
+            rows, queries, request, notes, kind=self.kind, fraction=self.dev_fraction
+        )
+
+    def _split(
+        self,
+        role: str,
+        rows: Sequence[TextTuple],
+        request: DataRequest,
+        head: VectorHeadSection,
+    ) -> Split:
+        """Returns the split of a table: tuples, or for dev and test without scores a retrieval."""
+        if role in ("dev", "test") and not self.scored(role):
+            return _retrieval_split(retrieval.retrieval_of(rows), request, head)
+        prefixes = [head.query_prefix]
+        if self.loss.single and role == "train":
+            rows = [row._replace(texts=row.texts * 2) for row in rows]
+            prefixes *= 2
+        prefixes += [head.passage_prefix] * (len(rows[0].texts) - len(prefixes))
+        return TupleSplit(
+            rows,
+            prefixes=prefixes,
+            tokenizer=request.tokenizer,
+            max_length=request.max_length,
+            comparison=comparison_of(head),
+        )
+
+
+def _retrieval_split(
+    data: retrieval.Retrieval, request: DataRequest, head: VectorHeadSection
+) -> retrieval.RetrievalSplit:
+    return retrieval.RetrievalSplit(
+        data,
+        head=head,
+        tokenizer=request.tokenizer,
+        max_length=request.max_length,
+    )
+
+
+def _score(records: Sequence[Record]) -> dict[str, float]:
+    """Returns the scores of labelled records, {} if there are none."""
+    labelled = [record for record in records if record["label"] is not None]
+    if not labelled:
+        return {}
+    if "ranks" in labelled[0]:
+        return retrieval.retrieval_figures(labelled)
+    return figures(labelled, SPEARMAN)

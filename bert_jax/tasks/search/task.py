@@ -1,0 +1,88 @@
+"""The tasks of search in the train loop."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.parallel.sharding_rules import constrain, gathered
+from bert_jax.task import Batch, Metrics, Rngs, Sums
+from bert_jax.tasks.batches import INPUTS, WEIGHTS
+from bert_jax.tasks.task import FinetuneTask, logits
+from bert_jax.train.state import define_model
+from bert_jax.train.step import cut, part_key
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorTask(FinetuneTask):
+    """Queries and passages, encoded by themselves. The loss compares the whole global batch.
+
+    So the train step must not split a batch into microbatches. Instead, the task encodes the batch
+    in `chunks`. Only the vectors of all chunks are kept. The backward pass encodes each chunk
+    again, to compute its gradients (GradCache, arXiv 2101.06983).
+    """
+
+    def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:
+        """Returns no divisors, because the loss is a function of the whole batch."""
+        del batch
+        return {}
+
+    def loss(
+        self,
+        model: nnx.Module,
+        batch: Batch,
+        *,
+        divisors: Mapping[str, jax.Array],
+        rngs: Rngs,
+        frozen: Mapping[str, nnx.Module],
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of a whole batch, and its sum over rows as a metric."""
+        del divisors, frozen
+        encoder = self._without_frozen_gradients(model)
+        loss, metrics = self.loss_of(encoder, self._vectors(encoder, batch, rngs.dropout), batch)
+        rows = batch[WEIGHTS].sum()
+        return loss, {"task_loss": (loss * rows, rows), **metrics}
+
+    @abc.abstractmethod
+    def loss_of(
+        self, model: EncoderModel, vectors_BN: jax.Array, batch: Batch
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of a whole batch and metrics besides the loss, see `Metrics`.
+
+        `vectors_BN` are the results of `VectorHead` for the texts of all rows, float32 [B, N, ...].
+        """
+
+    def score(self, sums: Sums) -> dict[str, float]:
+        """Returns the means of the loss and of the other metrics."""
+        means = {name: total / max(count, 1) for name, (total, count) in sums.items()}
+        del means["task_loss"]
+        return super().score(sums) | means
+
+    def _vectors(
+        self, model: EncoderModel, batch: Batch, dropout_key: jax.Array | None
+    ) -> jax.Array:
+        """Returns the results of all texts, float32 [B, N, ...]."""
+        inputs = {name: batch[name] for name in INPUTS}
+        if self.chunks == 1:
+            return logits(model, inputs, dropout_key=dropout_key)
+        graphdef, state = nnx.split(model)
+        # Gather once instead of for every chunk.
+        axes = define_model(self.build).axes
+        params = jax.tree.map(gathered, nnx.to_pure_dict(state), axes)
+
+        @jax.checkpoint
+        def encode(of_chunk: tuple[jax.Array, Batch]) -> jax.Array:
+            index, chunk = of_chunk
+            key = None
+            if dropout_key is not None:
+                key = part_key(dropout_key, index, chunk, self.chunks)
+            return logits(nnx.merge(graphdef, params), chunk, dropout_key=key)
+
+        chunks = {name: cut(array, self.chunks) for name, array in inputs.items()}
+        found = jax.lax.map(encode, (jnp.arange(self.chunks), chunks))
+        rows = found.swapaxes(0, 1).reshape(-1, *found.shape[2:])
+        return constrain(rows, "batch", *["rest"] * (rows.ndim - 1))
