@@ -38,7 +38,7 @@ for accelerator in tpu gpu; do
     lock=host-$accelerator-py$host.txt
     {
         echo "# Written by \`make constraints\` from setup.cfg; do not edit. Hosts install it with --require-hashes."
-        "$UV" pip compile setup.cfg --quiet --extra "$accelerator" --extra gcp --extra hub --extra mlperf \
+        "$UV" pip compile setup.cfg --quiet --extra "$accelerator" --extra fast --extra gcp --extra hub --extra mlperf \
             --python-version "3.${host#3}" --python-platform x86_64-manylinux_2_31 --generate-hashes \
             --constraints "constraints/py$host.txt" --no-annotate --no-header --system-certs
     } >"$work/$lock"

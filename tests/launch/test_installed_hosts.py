@@ -28,7 +28,7 @@ from tests.project import ROOT, ok, refused, says, write_config
 
 pytestmark = pytest.mark.slow
 
-EXTRAS = "gcp,hub,mlperf"
+EXTRAS = "fast,gcp,hub,mlperf"
 # uv finds a Python of pyenv in PATH only; without one, uv downloads it.
 _PYENV = ":".join(map(str, Path.home().glob(".pyenv/versions/*/bin")))
 ONLINE = {"UV_SYSTEM_CERTS": "1", "PATH": f"{os.environ['PATH']}:{_PYENV}"}
