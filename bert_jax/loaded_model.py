@@ -220,30 +220,49 @@ class LoadedModel:
             top_k: number of documents to return. Default: all.
 
         Returns:
-            The index of each document with its score. The score of a cross-encoder is from its
-            head. A model of sentence embeddings compares vectors, as `RetrievalSplit` does.
+            The index of each document with its score: of a cross-encoder from its head, of other
+            models as in `similarity`.
 
         Raises:
             UserError: The model is neither of them, or a document is not a text.
         """
-        texts = [each.text for each in _texts(documents, names=("text",))]
         if self.heads.cross_encoder is not None:
+            texts = _only_texts(documents)
             records = self.predict([(query, text) for text in texts])
             scores = np.asarray([record["prediction"] for record in records])
-        elif (how := self.heads.vectors) is not None:
-            comparison = comparison_of(how)
-            asked = comparison.collect([*self.encode([query], prompt="query")])
-            found = comparison.collect([*self.encode(texts, prompt="passage")])
-            scores = comparison.scores(asked, found)[0]
         else:
+            scores = self.similarity([query], documents)[0]
+        best = np.argsort(-scores, kind="stable")[:top_k]
+        return [Ranked(int(at), float(scores[at])) for at in best]
+
+    @checked
+    def similarity(self, queries: Rows, documents: Rows) -> np.ndarray:
+        """Returns the similarity of every query with every document.
+
+        ``model.similarity(["who?"], ["It rains.", "It was Ann."]).argmax(axis=1) -> [1]``
+
+        Args:
+            queries: texts, or a table with the column `text`.
+            documents: like `queries`.
+
+        Returns:
+            float32 [queries, documents].
+
+        Raises:
+            UserError: The model was not trained to encode queries and documents, or a row is not a
+                text.
+        """
+        if self.heads.vectors is None:
             raise UserError.wrong(
                 "rank.head",
                 describe(self.heads),
                 "a cross-encoder or a model of sentence embeddings",
                 place=self._model.name,
             )
-        best = np.argsort(-scores, kind="stable")[:top_k]
-        return [Ranked(int(at), float(scores[at])) for at in best]
+        comparison = comparison_of(self.heads.vectors)
+        asked = self.encode(_only_texts(queries), prompt="query")
+        found = self.encode(_only_texts(documents), prompt="passage")
+        return comparison.scores(comparison.collect([*asked]), comparison.collect([*found]))
 
     @functools.cached_property
     def _predictor(self) -> RowPredictor:
@@ -285,6 +304,10 @@ def load(
         return LoadedModel(
             *open_model(source, checkpoint=checkpoint, ema=ema, mesh=open_mesh(mesh))
         )
+
+
+def _only_texts(rows: Rows) -> list[str]:
+    return [each.text for each in _texts(rows, names=("text",))]
 
 
 def _texts(

@@ -151,6 +151,10 @@ def test_predictions_are_cosines(trained: Trained, tmp_path: Path) -> None:
     best = np.argsort(-passages @ queries[0])[:3].tolist()
     ranking = model.rank(rows[0]["question"], [row["answer"] for row in rows], top_k=3)
     assert [each.document for each in ranking] == best
+    theirs = model.similarity(
+        [row["question"] for row in rows], {"text": [row["answer"] for row in rows]}
+    )
+    np.testing.assert_allclose(theirs, queries @ passages.T, atol=1e-5)
     assert [each["id"] for each in records] == [row["id"] for row in rows]
     found = model.predict([(row["question"], row["answer"]) for row in rows])
     np.testing.assert_allclose([each["prediction"] for each in found], expected, atol=1e-5)
