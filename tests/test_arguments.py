@@ -37,7 +37,7 @@ WRONG: dict[str, list[Any]] = {
 }
 VALID = {"Sequence": ["x"], "RunConfig": bert_jax.RunConfig()}
 # Arguments with many forms. `MemoryTable` and `parse_config` check them.
-FORMS = {"texts", "rows", "data", "documents", "values"}
+FORMS = {"texts", "rows", "data", "queries", "documents", "values"}
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
