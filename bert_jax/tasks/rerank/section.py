@@ -45,18 +45,21 @@ if TYPE_CHECKING:
 
 OUTPUT: Final = "LABEL_0"  # name of the only output, as in cross-encoders of sentence-transformers
 FIGURES: Final = (f"ndcg@{retrieval.CUTOFF}", f"mrr@{retrieval.CUTOFF}", "map")
-LISTS: Final = ("list_net", "margin_mse")  # losses that compare the candidates of a query
+LISTS: Final = ("list_net", "lambda", "margin_mse")  # losses that compare the candidates of a query
 TEACHER: Final = ("mse", "margin_mse")  # losses whose labels are scores of a teacher
 
 
 class RerankLossSection(Section):
     """The loss of a cross-encoder."""
 
-    kind: Literal["bce", "list_net", "mse", "margin_mse"] = "bce"
+    kind: Literal["bce", "list_net", "lambda", "mse", "margin_mse"] = "bce"
     """`bce`: binary cross-entropy of each pair. `list_net`: cross-entropy between the softmax of a
-    query's labels and the softmax of its scores (ListNet). `mse`: squared difference of score and
-    label, a teacher's score. `margin_mse`: squared difference of margins; a margin is the score of
-    a query's first candidate minus the score of another one (arXiv 2010.02666)."""
+    query's labels and the softmax of its scores (ListNet). `lambda`: logistic loss of each two
+    candidates of a query, weighted by their effect on nDCG (LambdaLoss, NDCG-Loss2++). `mse`,
+    `margin_mse` and `kl` learn a teacher's scores. `mse`: squared difference of both scores.
+    `margin_mse`: squared difference of margins; a margin is the score of a query's first candidate
+    minus the score of another one (arXiv 2010.02666). `kl`: Kullback-Leibler divergence of the
+    softmax of a query's scores (arXiv 2010.11386)."""
     positive_weight: float = pydantic.Field(default=1.0, gt=0)
     """`bce` only: weight of the part of the loss that raises scores. With few relevant documents,
     a usual value is the number of others per relevant one."""

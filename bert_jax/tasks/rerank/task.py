@@ -4,6 +4,7 @@ Shape suffixes: B rows, K candidates of a row. A row of the loss `bce` or `mse` 
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -22,23 +23,37 @@ class RerankTask(FinetuneTask):
     training: RerankLossSection
 
     def _item_weights(self, batch: Batch) -> jax.Array:
-        """Returns the weight of each list, [B], or of each pair or margin, [B, K] or [B, K − 1]."""
+        """Returns the weight of each list, [B], or of each pair, [B, K], or margin, [B, K − 1].
+
+        `lambda` has a weight for each two candidates of which the first has the larger label,
+        [B, K, K].
+        """
         if self.training.kind == "list_net":
             return batch[WEIGHTS]
+        if self.training.kind == "lambda":
+            exists_BK, labels_BK = _exists(batch), batch[LABELS]
+            ordered_BKK = _differences(labels_BK) > 0
+            both_BKK = exists_BK[:, :, None] & exists_BK[:, None, :]
+            return batch[WEIGHTS][:, None, None] * (ordered_BKK & both_BKK)
         weights_BK = batch[WEIGHTS][:, None] * _exists(batch)
         return weights_BK[:, 1:] if self.training.kind == "margin_mse" else weights_BK
 
     def _losses(self, found: jax.Array, batch: Batch) -> jax.Array:
         """Returns the loss of each item of `_item_weights` from the logits, [B, K].
 
-        Sources: `BinaryCrossEntropyLoss`, `MSELoss`, `ListNetLoss` (doi 10.1145/1273496.1273513)
-        and `MarginMSELoss` (arXiv 2010.02666) of cross-encoders in sentence-transformers.
+        Sources: `BinaryCrossEntropyLoss`, `MSELoss`, `ListNetLoss` (doi 10.1145/1273496.1273513),
+        `LambdaLoss` and `MarginMSELoss` (arXiv 2010.02666) of cross-encoders in
+        sentence-transformers.
         """
         exists_BK, labels_BK = _exists(batch), batch[LABELS]
         if self.training.kind == "list_net":
             wanted_BK = jax.nn.softmax(jnp.where(exists_BK, labels_BK, NO_POSITION))
             return -(wanted_BK * jax.nn.log_softmax(found)).sum(axis=-1)
         found_BK = jnp.where(exists_BK, found, 0)
+        if self.training.kind == "lambda":
+            margins_BKK = _differences(found)
+            weights_BKK = _lambda_weights(found, jnp.where(exists_BK, labels_BK, 0))
+            return -weights_BKK * jax.nn.log_sigmoid(margins_BKK) / math.log(2)
         if self.training.kind == "bce":
             fits_BK = self.training.positive_weight * labels_BK * jax.nn.log_sigmoid(found_BK)
             return -fits_BK - (1 - labels_BK) * jax.nn.log_sigmoid(-found_BK)
@@ -46,6 +61,30 @@ class RerankTask(FinetuneTask):
         if self.training.kind == "margin_mse":
             differences_BK = differences_BK[:, :1] - differences_BK[:, 1:]
         return jnp.square(differences_BK)
+
+
+def _lambda_weights(found: jax.Array, labels_BK: jax.Array) -> jax.Array:
+    """Returns the weight of each two candidates in LambdaLoss, [B, K, K].
+
+    The scheme is NDCG-Loss2++ of "The LambdaLoss Framework" (doi 10.1145/3269206.3271784) with the
+    published μ = 10. Missing candidates have the lowest scores and the label 0.
+    """
+    ranks_BK = jnp.argsort(jnp.argsort(-found, axis=-1), axis=-1)
+    # Relative to the largest label, so that 2 to the power of a large label does not overflow.
+    largest_B1 = labels_BK.max(axis=-1, keepdims=True)
+    gains_BK = jnp.exp2(jnp.maximum(labels_BK, 0) - largest_B1) - jnp.exp2(-largest_B1)
+    discounts_K = 1 / jnp.log2(2.0 + jnp.arange(labels_BK.shape[1]))
+    ideal_B1 = (-jnp.sort(-gains_BK, axis=-1) * discounts_K).sum(axis=-1, keepdims=True)
+    gains_BK /= jnp.maximum(ideal_B1, 1e-10)
+    distances_BKK = jnp.abs(ranks_BK[:, :, None] - ranks_BK[:, None, :])
+    steps_K = jnp.append(0.0, discounts_K[:-1] - discounts_K[1:])
+    bound_BKK = steps_K[distances_BKK]
+    swap_BKK = jnp.abs(_differences(discounts_K[ranks_BK]))
+    return (10.0 * bound_BKK + swap_BKK) * jnp.abs(_differences(gains_BK))
+
+
+def _differences(values_BK: jax.Array) -> jax.Array:
+    return values_BK[:, :, None] - values_BK[:, None, :]
 
 
 def _exists(batch: Batch) -> jax.Array:

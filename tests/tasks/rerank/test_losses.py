@@ -75,12 +75,13 @@ def rows_of(widths: list[int], *, scale: float = 1.0) -> list[Candidates]:
 
 def targets_of(rows: list[Candidates], name: str) -> Any:
     """Returns the labels as the peer's loss takes them."""
-    labels = torch.tensor([each.labels for each in rows]) if name != "list_net" else None
-    if labels is None:
+    if name in LISTED:
         return [torch.tensor(each.labels) for each in rows]
+    labels = torch.tensor([each.labels for each in rows])
     return labels[:, 0] if labels.shape[1] == 1 else labels
 
 
+LISTED = ("list_net", "lambda")  # losses that take lists of unequal size
 # Loss: the number of candidates of each row, our settings, the peer's loss of a model.
 LOSSES: dict[str, tuple[list[int], dict[str, Any], Any]] = {
     "bce": (
@@ -90,6 +91,7 @@ LOSSES: dict[str, tuple[list[int], dict[str, Any], Any]] = {
     ),
     "mse": ([1] * ROWS, {}, losses.MSELoss),
     "list_net": ([2, 4, 1, 3, 4, 2], {}, losses.ListNetLoss),
+    "lambda": ([2, 4, 1, 3, 4, 2], {}, losses.LambdaLoss),
     "margin_mse": ([3] * ROWS, {}, losses.MarginMSELoss),
 }
 
@@ -97,12 +99,13 @@ LOSSES: dict[str, tuple[list[int], dict[str, Any], Any]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradients_equal_sentence_transformers(name: str, models: Models) -> None:
     widths, settings, make_loss = LOSSES[name]
-    rows, peer = rows_of(widths), models.peer
+    rows = rows_of(widths, scale=1.0 if name == "bce" else 4.0)
+    peer = models.peer
     peer.zero_grad()
     queries = [each.query for each in rows]
     documents = [list(each.documents.values()) for each in rows]
     columns = (
-        [documents] if name == "list_net" else [list(each) for each in zip(*documents, strict=True)]
+        [documents] if name in LISTED else [list(each) for each in zip(*documents, strict=True)]
     )
     expected = make_loss(peer)([queries, *columns], targets_of(rows, name))
     expected.backward()
@@ -189,7 +192,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run(tmp_path_factory.mktemp("mesh"))
 
 
-@pytest.mark.parametrize("name", ["bce", "list_net", "margin_mse"])
+@pytest.mark.parametrize("name", ["bce", "list_net", "lambda", "margin_mse"])
 def test_microbatches_and_meshes_equal_one_device(name: str, small: Path) -> None:
     """Lists of unequal size: the global batch determines the divisors."""
     expected, wanted = gradients_on(small, name, (1, 1, 1), 1)
