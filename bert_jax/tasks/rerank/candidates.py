@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from bert_jax.data import rng
 from bert_jax.data.rows.collate import (
     Assembled,
     assemble_longest_first,
@@ -33,6 +34,7 @@ class Candidates(NamedTuple):
     documents: Mapping[str, str]  # texts by id, in the given order; in a table, a text is its id
     grades: Mapping[str, float] | None  # of all judged documents by id; None: unlabelled
     line: int
+    scores: Mapping[str, float] | None = None  # a teacher's scores by id
 
     @property
     def labels(self) -> list[float]:
@@ -47,6 +49,7 @@ class CandidateColumns(NamedTuple):
     document: str  # texts, or lists of texts
     negatives: Sequence[str]  # with negatives, the document of every row has the label 1
     label: str | None  # numbers, or lists of numbers
+    teacher_score: str | None  # numbers, or lists of numbers; every row must have them
     id: str | None
     labelled: bool  # whether every row must have a label
     required: Columns
@@ -57,8 +60,9 @@ def read_candidates(
 ) -> list[Candidates]:
     """Returns the rows of a table.
 
-    Raises UserError for a missing column, and RowError for an empty text, an id of a wrong type, or
-    labels that are missing, no numbers or not as many as the documents.
+    Raises UserError for a missing column, and RowError for an empty text, an id of a wrong type,
+    numbers that are missing, wrong or not as many as the documents, or a document that occurs twice
+    with different numbers.
     """
     found: list[Candidates] = []
 
@@ -66,12 +70,13 @@ def read_candidates(
         row.require(columns.required)
         query, texts = text_of(row, columns.query), _documents(row, columns.document)
         texts += [text_of(row, name) for name in columns.negatives]
-        labels = _labels(row, columns, len(texts))
+        grades, scores = _labels(row, columns, texts), None
+        if columns.teacher_score is not None:
+            scores = _numbers(row, columns.teacher_score, texts)
         name = columns.id or ("id" if "id" in row.columns else None)
         number = len(found) + errors.count if name is None else row_id(row, name)
-        grades = None if labels is None else dict(zip(texts, labels, strict=True))
         documents = {text: text for text in texts}
-        found.append(Candidates(number, query, documents, grades, row.line))
+        found.append(Candidates(number, query, documents, grades, row.line, scores))
 
     errors.kept(table, read)
     return found
@@ -90,33 +95,93 @@ def _documents(row: TableRow, column: str) -> list[str]:
     return list(texts)
 
 
-def _labels(row: TableRow, columns: CandidateColumns, documents: int) -> list[float] | None:
+def _labels(
+    row: TableRow, columns: CandidateColumns, texts: Sequence[str]
+) -> dict[str, float] | None:
     if columns.negatives:
-        return [1.0] + [0.0] * (documents - 1)
-    label = row.values.get(columns.label or "")
-    if label in (None, "") and not columns.labelled:
+        return _by_text(row, texts, [1.0] + [0.0] * (len(texts) - 1))
+    if columns.label is None or (
+        row.values.get(columns.label) in (None, "") and not columns.labelled
+    ):
         return None
-    numbers = [number_of(each) for each in (label if isinstance(label, list) else [label])]
+    return _numbers(row, columns.label, texts)
+
+
+def _numbers(row: TableRow, column: str, texts: Sequence[str]) -> dict[str, float]:
+    """Returns the numbers in a column by text."""
+    found = row.values.get(column)
+    numbers = [number_of(each) for each in (found if isinstance(found, list) else [found])]
     known = [number for number in numbers if number is not None]
-    if not len(known) == len(numbers) == documents:
+    if not len(known) == len(numbers) == len(texts):
         raise RowError(
             "rerank.label",
-            f"found {label!r:.60}, allowed: a number for each of the {documents} documents",
-            place=f'{row.place}: column "{columns.label}"',
+            f"found {found!r:.60}, allowed: a number for each of the {len(texts)} documents",
+            place=f'{row.place}: column "{column}"',
         )
-    return known
+    return _by_text(row, texts, known)
+
+
+def _by_text(row: TableRow, texts: Sequence[str], numbers: Sequence[float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for text, number in zip(texts, numbers, strict=True):
+        if found.setdefault(text, number) != number:
+            raise RowError(
+                "rerank.document_twice",
+                f"found {text!r:.60} with {found[text]:g} and with {number:g}, allowed: once",
+                place=row.place,
+            )
+    return found
 
 
 def grouped(rows: Iterable[Candidates]) -> list[Candidates]:
-    """Joins the rows of equal queries, in the order of their first rows."""
+    """Joins the rows of equal queries, in the order of their first rows.
+
+    If a document occurs in several rows, its last label and score count.
+    """
     found: dict[str, Candidates] = {}
     for row in rows:
         before = found.setdefault(row.query, row)
         if before is not row:
-            grades = {**(before.grades or {}), **(row.grades or {})} or None
-            documents = {**before.documents, **row.documents}
-            found[row.query] = before._replace(documents=documents, grades=grades)
+            found[row.query] = before._replace(
+                documents={**before.documents, **row.documents},
+                grades={**(before.grades or {}), **(row.grades or {})} or None,
+                scores={**(before.scores or {}), **(row.scores or {})} or None,
+            )
     return list(found.values())
+
+
+def conflicts(rows: Iterable[Candidates], joined: Iterable[Candidates]) -> int:
+    """Returns how many documents of `rows` have another label or score in the joined rows."""
+    of_query = {each.query: each for each in joined}
+    found = [(row, of_query[row.query]) for row in rows]
+    numbers = [(row.grades, last.grades) for row, last in found]
+    numbers += [(row.scores, last.scores) for row, last in found]
+    return sum(
+        number != (last or {})[text]
+        for own, last in numbers
+        for text, number in (own or {}).items()
+    )
+
+
+def shortened(row: Candidates, most: int, *, seed: int) -> Candidates:
+    """Returns a row with at most `most` candidates, in the given order.
+
+    Keeps the first one, then relevant ones, then a random sample of the others.
+    """
+    draws = rng.stream(seed, "candidates", row.query).random(len(row.documents))
+    keys = ((at > 0, label <= 0, draws[at], at) for at, label in enumerate(row.labels))
+    kept = sorted(at for *_, at in sorted(keys)[:most])
+    names = list(row.documents)
+    return row._replace(documents={names[at]: row.documents[names[at]] for at in kept})
+
+
+def single(rows: Iterable[Candidates]) -> list[Candidates]:
+    """Returns a row for each candidate."""
+    return [
+        row._replace(documents={name: text}, grades={name: label})
+        for row in rows
+        for (name, text), label in zip(row.documents.items(), row.labels, strict=True)
+    ]
 
 
 def scaled(row: Candidates, between: tuple[float, float], *, place: str) -> Candidates:

@@ -29,12 +29,15 @@ from bert_jax.tasks.rerank.candidates import (
     PairsSplit,
     RankingSplit,
     by_id,
+    conflicts,
     files_of,
     grouped,
     rankings,
     read_candidates,
     read_directory,
     scaled,
+    shortened,
+    single,
 )
 from bert_jax.tasks.search import retrieval
 from bert_jax.tasks.search.section import SearchSection
@@ -45,14 +48,19 @@ if TYPE_CHECKING:
 
 OUTPUT: Final = "LABEL_0"  # name of the only output, as in cross-encoders of sentence-transformers
 FIGURES: Final = (f"ndcg@{retrieval.CUTOFF}", f"mrr@{retrieval.CUTOFF}", "map")
-LISTS: Final = ("list_net", "lambda", "margin_mse")  # losses that compare the candidates of a query
-TEACHER: Final = ("mse", "margin_mse")  # losses whose labels are scores of a teacher
+LISTS: Final = (
+    "list_net",
+    "lambda",
+    "margin_mse",
+    "kl",
+)  # losses that compare the candidates of a query
+TEACHER: Final = ("mse", "margin_mse", "kl")  # losses that learn scores of a teacher
 
 
 class RerankLossSection(Section):
     """The loss of a cross-encoder."""
 
-    kind: Literal["bce", "list_net", "lambda", "mse", "margin_mse"] = "bce"
+    kind: Literal["bce", "list_net", "lambda", "mse", "margin_mse", "kl"] = "bce"
     """`bce`: binary cross-entropy of each pair. `list_net`: cross-entropy between the softmax of a
     query's labels and the softmax of its scores (ListNet). `lambda`: logistic loss of each two
     candidates of a query, weighted by their effect on nDCG (LambdaLoss, NDCG-Loss2++). `mse`,
@@ -63,11 +71,15 @@ class RerankLossSection(Section):
     positive_weight: float = pydantic.Field(default=1.0, gt=0)
     """`bce` only: weight of the part of the loss that raises scores. With few relevant documents,
     a usual value is the number of others per relevant one."""
+    temperature: float = pydantic.Field(default=1.0, gt=0)
+    """`kl` only: divisor of both scores. A teacher's scores that differ by 10 or more need a
+    larger value, otherwise only the best candidate counts."""
 
     @pydantic.model_validator(mode="after")
     def _only_used(self) -> Self:
-        if self.kind != "bce":
-            refuse_ignored(self, "positive_weight", allowed="bce")
+        for kind, name in (("bce", "positive_weight"), ("kl", "temperature")):
+            if self.kind != kind:
+                refuse_ignored(self, name, allowed=kind)
         return self
 
 
@@ -93,10 +105,16 @@ class RerankSection(SearchSection):
     label: str | None = None
     """Column of the labels: a number per document, above 0 for a relevant one. A list of documents
     needs a list of labels. Not needed with `negatives`."""
+    teacher_score: str | None = None
+    """Column of a teacher's scores in `train`, a number per document, for the losses `mse`,
+    `margin_mse` and `kl`. With them, only `dev` needs labels."""
     label_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest label in `train`, for the loss `bce`."""
     dev_fraction: float = pydantic.Field(default=0.1, gt=0, lt=1)
     """Fraction of the queries of `train` to hold out if `dev` is not set."""
+    candidates_per_query: int = pydantic.Field(default=32, ge=2)
+    """Maximum number of candidates of a query in `train`, for losses that compare them. Of longer
+    lists, the first candidate is kept, then relevant ones, then a sample of the others."""
     query_prefix: str | None = None
     """Text before every query. By default, the checkpoint's, or none."""
     loss: RerankLossSection = RerankLossSection()
@@ -105,22 +123,28 @@ class RerankSection(SearchSection):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
         negatives = {f"negatives.{at}": name for at, name in enumerate(self.negatives)}
-        columns = {name: getattr(self, name) for name in ("query", "document", "label")}
-        refuse_same_column(columns | negatives)
-        if (self.label is None) == (not self.negatives):
-            found = "missing" if self.label is None else f"found {self.label} with negatives"
+        columns = ("query", "document", "label", "teacher_score")
+        refuse_same_column({name: getattr(self, name) for name in columns} | negatives)
+        teacher = self.loss.kind in TEACHER
+        given = (self.label is not None) + bool(self.negatives)
+        needed = 0 if teacher and self.dev is not None else 1
+        if not needed <= given <= 1:
+            found = f"found {self.label} with negatives" if given else "missing"
             raise SettingError(
                 "rerank.label_needed",
                 f"{found}, allowed: a column of labels, or columns of negatives without it",
                 place="label",
             )
-        if self.negatives and self.loss.kind in TEACHER:
+        if teacher and self.teacher_score is None:
             raise SettingError(
                 "rerank.no_teacher",
-                f"found {self.loss.kind} without scores of a teacher. Set label to their column, "
-                "without negatives.",
-                place="loss.kind",
+                f"missing, but the loss {self.loss.kind} needs it. Set it to a column.",
+                place="teacher_score",
             )
+        if not teacher:
+            refuse_ignored(self, "teacher_score", allowed=f"the losses {commas(TEACHER)}")
+        if self.loss.kind not in LISTS:
+            refuse_ignored(self, "candidates_per_query", allowed=f"the losses {commas(LISTS)}")
         low, high = self.label_range
         if low >= high:
             raise SettingError.wrong(
@@ -141,15 +165,21 @@ class RerankSection(SearchSection):
         return RerankTask(training=self.loss, **parts)
 
     def required(self, role: str) -> Columns:
-        """Returns the columns of texts and ids, and of labels if the role needs them."""
+        """Returns the columns of texts and ids, and of labels and scores if the role needs them."""
         negatives = self.negatives if role != "input" else ()
         return [
             ("task.query", self.query),
             ("task.document", self.document),
             *(("task.negatives", name) for name in negatives),
             ("task.id", self.id),
-            *([("task.label", self.label)] if needs_labels(role) else []),
+            *([("task.label", self.label)] if self._labelled(role) else []),
+            *([("task.teacher_score", self.teacher_score)] if role == "train" else []),
         ]
+
+    def _labelled(self, role: str) -> bool:
+        """Returns whether every row of a role needs labels. A held-out dev set is like `train`."""
+        without = role == "train" and self.loss.kind in TEACHER and self.dev is not None
+        return needs_labels(role) and not without
 
     def files_of(self, directory: str, role: str) -> Sequence[str]:
         """Returns the files of a directory that a role needs."""
@@ -187,9 +217,10 @@ class RerankSection(SearchSection):
         splits: dict[str, PairsSplit] = {}
         for role in request.roles:
             if role == "train":
-                splits[role] = ListSplit(self._training_rows(lists[role]), **parts)
+                rows = self._training_rows(lists[role], request, notes)
+                splits[role] = ListSplit(rows, **parts)
             else:
-                rows = lists[role] if role == "input" else grouped(lists[role])
+                rows = lists[role] if role == "input" else joined(lists[role], role, notes)
                 splits[role] = RankingSplit(rows, **parts)
             notes += count_notes(role, splits[role].findings)
         chosen_by = splits.get("dev") if "train" in request.roles else None
@@ -214,14 +245,22 @@ class RerankSection(SearchSection):
         )
 
     def _read(self, source: Path | MemoryTable, role: str, notes: list[str]) -> list[Candidates]:
+        if role == "dev" and self.label is None and not self.negatives:
+            raise UserError(
+                "rerank.no_dev_labels",
+                "missing, but dev is a table. Set it to a column of labels, or set dev to a "
+                "directory with queries.jsonl, corpus.jsonl and qrels.",
+                place="task.label",
+            )
         table, errors = self.rows(source, role)
         columns = CandidateColumns(
             query=self.query,
             document=self.document,
             negatives=() if role == "input" else self.negatives,
             label=self.label,
+            teacher_score=self.teacher_score if role == "train" else None,
             id=self.id,
-            labelled=needs_labels(role),
+            labelled=self._labelled(role),
             required=self.required(role),
         )
         rows = read_candidates(table, columns, errors)
@@ -233,33 +272,49 @@ class RerankSection(SearchSection):
     def _held_out(
         self, rows: Sequence[Candidates], request: DataRequest, notes: list[str]
     ) -> dict[str, Sequence[Candidates]]:
-        if self.loss.kind in TEACHER:
-            raise UserError(
-                "rerank.no_dev",
-                f"missing, but the labels of the loss {self.loss.kind} are scores of a teacher. "
-                "Set it to candidates with labels above 0 for relevant documents.",
-                place="task.dev",
-            )
         queries = (row.query for row in rows)
         train, dev = self.split_off_dev(
             rows, queries, request, notes, kind=self.kind, fraction=self.dev_fraction
         )
         return {"train": train, "dev": dev}
 
-    def _training_rows(self, rows: Sequence[Candidates]) -> Sequence[Candidates]:
-        """Returns lists for a loss over lists. For `bce`, scales the labels to 0 to 1."""
+    def _training_rows(
+        self, rows: Sequence[Candidates], request: DataRequest, notes: list[str]
+    ) -> Sequence[Candidates]:
+        """Returns lists for a loss over lists, and single pairs otherwise.
+
+        Their labels are from 0 to 1 for `bce`, and the teacher's scores for losses of a teacher.
+        """
         if self.loss.kind in LISTS:
-            rows = grouped(rows)
-            if all(len(each.documents) < 2 for each in rows):
-                raise UserError(
-                    "rerank.no_lists",
-                    f"found {self.loss.kind}, but every query of train has one candidate. Use bce "
-                    "or mse, or add candidates.",
-                    place="task.loss.kind",
-                )
-        if self.loss.kind != "bce":
-            return rows
-        return [scaled(row, self.label_range, place=str(self.train)) for row in rows]
+            rows = joined(rows, "train", notes)
+            most = self.candidates_per_query
+            longer = sum(len(each.documents) > most for each in rows)
+            what = f"of {len(rows):,} queries have more than {most} candidates, which are sampled"
+            notes += count_notes("train", {f"{what} (task.candidates_per_query)": longer})
+            rows = [shortened(each, most, seed=request.seed) for each in rows]
+        if self.loss.kind in TEACHER:
+            rows = [each._replace(grades=each.scores) for each in rows]
+        if self.loss.kind not in LISTS:
+            if self.loss.kind == "bce":
+                rows = [scaled(row, self.label_range, place=str(self.train)) for row in rows]
+            return single(rows)
+        of_each = (each.labels if self.loss.kind == "lambda" else each.documents for each in rows)
+        if all(len({*each}) < 2 for each in of_each):
+            raise UserError(
+                "rerank.no_lists",
+                f"found {self.loss.kind}, but no query of train has candidates to compare. Use "
+                "bce or mse, or add candidates.",
+                place="task.loss.kind",
+            )
+        return rows
+
+
+def joined(rows: Sequence[Candidates], role: str, notes: list[str]) -> list[Candidates]:
+    """Joins the rows of equal queries. Adds a note if they contradict each other."""
+    found = grouped(rows)
+    what = "documents have another label in a later row of the same query, which counts"
+    notes += count_notes(role, {what: conflicts(rows, found)})
+    return found
 
 
 def _score(records: Sequence[Record]) -> dict[str, float]:

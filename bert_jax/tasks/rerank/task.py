@@ -9,6 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model.cross_entropy import soft_target_loss
 from bert_jax.task import Batch
 from bert_jax.tasks.batches import WEIGHTS
 from bert_jax.tasks.rerank.candidates import LABELS
@@ -28,7 +29,7 @@ class RerankTask(FinetuneTask):
         `lambda` has a weight for each two candidates of which the first has the larger label,
         [B, K, K].
         """
-        if self.training.kind == "list_net":
+        if self.training.kind in ("list_net", "kl"):
             return batch[WEIGHTS]
         if self.training.kind == "lambda":
             exists_BK, labels_BK = _exists(batch), batch[LABELS]
@@ -43,12 +44,15 @@ class RerankTask(FinetuneTask):
 
         Sources: `BinaryCrossEntropyLoss`, `MSELoss`, `ListNetLoss` (doi 10.1145/1273496.1273513),
         `LambdaLoss` and `MarginMSELoss` (arXiv 2010.02666) of cross-encoders in
-        sentence-transformers.
+        sentence-transformers, and the formula of its `DistillKLDivLoss` (arXiv 2010.11386).
         """
         exists_BK, labels_BK = _exists(batch), batch[LABELS]
         if self.training.kind == "list_net":
             wanted_BK = jax.nn.softmax(jnp.where(exists_BK, labels_BK, NO_POSITION))
             return -(wanted_BK * jax.nn.log_softmax(found)).sum(axis=-1)
+        if self.training.kind == "kl":
+            wanted_BK = jnp.where(exists_BK, labels_BK, NO_POSITION)
+            return soft_target_loss(found, wanted_BK, temperature=self.training.temperature)
         found_BK = jnp.where(exists_BK, found, 0)
         if self.training.kind == "lambda":
             margins_BKK = _differences(found)

@@ -12,6 +12,7 @@ import torch
 from flax import nnx
 from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder import losses
+from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
 
 import bert_jax
 from bert_jax.model.section import Execution
@@ -81,6 +82,19 @@ def targets_of(rows: list[Candidates], name: str) -> Any:
     return labels[:, 0] if labels.shape[1] == 1 else labels
 
 
+def distillation(model: Any) -> Any:
+    """Returns the divergence of a teacher's scores, which their class computes from vectors."""
+    loss = DistillKLDivLoss(model, similarity_fct=lambda _, scores: scores, temperature=2.0)
+
+    def of_batch(inputs: list[list[str]], labels: Any) -> Any:
+        queries, *columns = inputs
+        pairs = [list(zip(queries, each, strict=True)) for each in columns]
+        scores = [model(model.preprocess(each))["scores"].view(-1) for each in pairs]
+        return loss.compute_loss_from_embeddings([scores[0], *scores], labels)
+
+    return of_batch
+
+
 LISTED = ("list_net", "lambda")  # losses that take lists of unequal size
 # Loss: the number of candidates of each row, our settings, the peer's loss of a model.
 LOSSES: dict[str, tuple[list[int], dict[str, Any], Any]] = {
@@ -93,6 +107,7 @@ LOSSES: dict[str, tuple[list[int], dict[str, Any], Any]] = {
     "list_net": ([2, 4, 1, 3, 4, 2], {}, losses.ListNetLoss),
     "lambda": ([2, 4, 1, 3, 4, 2], {}, losses.LambdaLoss),
     "margin_mse": ([3] * ROWS, {}, losses.MarginMSELoss),
+    "kl": ([3] * ROWS, {"temperature": 2.0}, distillation),
 }
 
 
@@ -192,7 +207,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run(tmp_path_factory.mktemp("mesh"))
 
 
-@pytest.mark.parametrize("name", ["bce", "list_net", "lambda", "margin_mse"])
+@pytest.mark.parametrize("name", ["bce", "list_net", "lambda", "margin_mse", "kl"])
 def test_microbatches_and_meshes_equal_one_device(name: str, small: Path) -> None:
     """Lists of unequal size: the global batch determines the divisors."""
     expected, wanted = gradients_on(small, name, (1, 1, 1), 1)

@@ -23,6 +23,7 @@ from tests.tasks.search.data import pairs, write_jsonl
 pytestmark = pytest.mark.slow
 
 PREFIX = "word3 "
+TEACHER = ["finetune.task.loss.kind=kl", "finetune.task.teacher_score=scores"]
 TREC = {"ndcg@10": "ndcg_cut_10", "mrr@10": "recip_rank", "map": "map"}
 
 
@@ -193,12 +194,54 @@ def test_pairs_and_negatives_in_memory(trained: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose([each["prediction"] for each in records], scores, atol=1e-6)
 
 
+def test_a_teacher_with_long_lists(tmp_path: Path) -> None:
+    """Of 12 candidates, training reads 4. Two rows contradict each other, and the last counts."""
+    rows = lists(160, 8)
+    for number, row in enumerate(rows):
+        others = [f"{FILLERS[number % 40]} {word}" for word in FILLERS[:9]]
+        row["documents"] = others + row["documents"]
+        row["scores"] = [-3.0] * len(others) + [4.0 * label for label in row.pop("labels")]
+    rows += [rows[0] | {"scores": [1.0] * len(rows[0]["scores"])}]
+    values = rerank_config(
+        tmp_path,
+        train=str(write_jsonl(tmp_path / "scored.jsonl", rows)),
+        teacher_score="scores",
+        loss={"kind": "kl", "temperature": 2.0},
+        candidates_per_query=4,
+    )
+    said = ok("finetune", write_config(tmp_path / "config.yaml", values))
+    assert "train: 160 of 160 queries have more than 4 candidates" in said
+    assert "train: 11 documents have another label in a later row" in said
+    run = tmp_path / "tuned"
+    found = [each["ndcg@10"] for each in read_metrics(run) if each["kind"] == "validation"]
+    assert max(found) > 0.8
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "place"),
     [
         (["finetune.task.document=Documents"], "table.column_unknown", "task.document"),
         (["finetune.task.label=null"], "rerank.label_needed", "finetune.task.label"),
-        (["finetune.task.loss.kind=mse", "finetune.task.dev=null"], "rerank.no_dev", "task.dev"),
+        (["finetune.task.loss.kind=kl"], "rerank.no_teacher", "task.teacher_score"),
+        (["finetune.task.teacher_score=labels"], "setting.same_column", "task.teacher_score"),
+        (["finetune.task.teacher_score=x"], "setting.ignored", "task.teacher_score"),
+        (
+            ["finetune.task.loss.kind=bce", "finetune.task.candidates_per_query=8"],
+            "setting.ignored",
+            "task.candidates_per_query",
+        ),
+        (
+            [*TEACHER, "finetune.task.label=null", "finetune.task.dev=null"],
+            "rerank.label_needed",
+            "task.label",
+        ),
+        (
+            [*TEACHER, "finetune.task.label=null", "finetune.task.train={scored}"],
+            "rerank.no_dev_labels",
+            "task.label",
+        ),
+        ([*TEACHER, "finetune.task.dev=null"], "table.column_unknown", "task.teacher_score"),
+        (["finetune.task.train={twice}"], "rerank.document_twice", "{twice}: line 1"),
         (
             ["finetune.task.loss.kind=bce", "finetune.task.train={graded}"],
             "rerank.label",
@@ -222,7 +265,11 @@ def test_the_command_names_what_is_wrong(
     (beir / "candidates" / "dev.tsv").unlink()
     alone = [row | {"documents": row["documents"][:1], "labels": [1]} for row in lists(4, 1)]
     graded = [row | {"labels": ["good", "bad"]} for row in lists(4, 1)]
+    twice = [row | {"documents": [row["documents"][0]] * len(row["labels"])} for row in lists(4, 1)]
+    scored = [row | {"scores": row["labels"]} for row in lists(4, 1)]
     paths = {
+        "scored": str(write_jsonl(tmp_path / "scored.jsonl", scored)),
+        "twice": str(write_jsonl(tmp_path / "twice.jsonl", twice)),
         "beir": str(beir),
         "alone": str(write_jsonl(tmp_path / "alone.jsonl", alone)),
         "graded": str(write_jsonl(tmp_path / "graded.jsonl", graded)),
