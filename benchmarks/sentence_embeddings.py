@@ -21,11 +21,8 @@ default it is this Python's documentation.
 """
 
 import argparse
-import functools
-import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +30,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks import glibc
-from benchmarks.report import interleaved, median_ratio, report
+from benchmarks.report import interleaved, report
 from benchmarks.sentence_pairs import (
     Pair,
     mixed_texts,
@@ -42,11 +39,22 @@ from benchmarks.sentence_pairs import (
     read_stsb,
     write_table,
 )
-from benchmarks.sentence_transformers_peer import MAX_LENGTH, RATE, SCALE, WARMUP, Peer
+from benchmarks.sentence_transformers_peer import (
+    MAX_LENGTH,
+    PACKAGES,
+    PEER,
+    RATE,
+    SCALE,
+    WARMUP,
+    Peer,
+    Timed,
+    compare_training,
+    limit_threads,
+    per_item,
+    report_rates,
+)
 
-PACKAGES: Final = ("jax", "flax", "torch", "transformers", "sentence-transformers")
 PARTS: Final = ("scored", "pairs", "encode", "quality")
-PEER: Final = "sentence_transformers"
 
 
 def main() -> None:
@@ -70,7 +78,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="pairs of STS-B to train on")
     parser.add_argument("--threads", type=int, help="cores of both sides. Default: all")
     asked = parser.parse_args()
-    _limit_threads(asked.threads)
+    limit_threads(asked.threads)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         scored = read_stsb(asked.stsb / "train.tsv")[: asked.limit]
@@ -85,41 +93,13 @@ def main() -> None:
             quality(scored, read_stsb(asked.stsb / "dev.tsv"), asked, root / "quality")
 
 
-def _limit_threads(threads: int | None) -> None:
-    """Limits the threads of both sides. Call it before JAX starts its CPU client."""
-    if threads is None:
-        return
-    import torch
-
-    torch.set_num_threads(threads)
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-
-
 def train_rates(part: str, pairs: Sequence[Pair], asked: argparse.Namespace, root: Path) -> None:
     """Times training steps of both sides alternately."""
-    from benchmarks.finetune import Ours
-
-    ours = Ours(configuration(pairs, asked, root, seed=1, epochs=1000))
+    values = configuration(pairs, asked, root, seed=1, epochs=1000)
     peer = Peer(asked.checkpoint, pairs, batch_size=asked.batch, seed=1)
-    steps = {"bert_jax": ours.step, PEER: functools.partial(next, peer.steps(epochs=1000))}
-    counts: dict[str, list[int]] = {name: [] for name in steps}
-
-    def stretch(name: str) -> None:
-        counts[name].append(sum(steps[name]() for _ in range(asked.steps)))
-
-    timed = {name: _Timed(functools.partial(stretch, name)) for name in steps}
-    seconds = interleaved(timed, rounds=asked.rounds)
-    facts = {"part": part, "rows": len(pairs), "batch_size": asked.batch, "rounds": asked.rounds}
-    facts |= {"programs": ours.programs, "compile_seconds": round(ours.compile_seconds, 1)}
-    padding = {"bert_jax": ours.padding, PEER: peer.padding}
-    _report(
-        "train",
-        "pairs/s",
-        {name: _per_item(seconds[name], counts[name][1:]) for name in steps},
-        {name: _per_item(timed[name].cpu[1:], counts[name][1:]) for name in steps},
-        padding,
-        facts | {"threads": asked.threads},
-    )
+    facts = {"part": part, "rows": len(pairs), "batch_size": asked.batch, "threads": asked.threads}
+    figure = "sentence_embeddings.train"
+    compare_training(figure, values, peer, facts, steps=asked.steps, rounds=asked.rounds)
 
 
 def encode_rates(texts: Sequence[str], asked: argparse.Namespace) -> None:
@@ -137,7 +117,7 @@ def encode_rates(texts: Sequence[str], asked: argparse.Namespace) -> None:
     runs["bert_jax"]()
     runs["bert_jax"]()  # later calls compile more lengths
     difference = float(np.abs(runs["bert_jax"]() - runs[PEER]()).max())
-    timed = {name: _Timed(run) for name, run in runs.items()}
+    timed = {name: Timed(run) for name, run in runs.items()}
     seconds = interleaved(timed, rounds=asked.rounds)
     tokens = [len(ids) for ids in theirs.tokenizer(list(texts))["input_ids"]]
     facts = {
@@ -150,11 +130,11 @@ def encode_rates(texts: Sequence[str], asked: argparse.Namespace) -> None:
         "largest_difference": float(f"{difference:.2g}"),
     }
     counts = [len(texts)] * asked.rounds
-    _report(
-        "encode",
+    report_rates(
+        "sentence_embeddings.encode",
         "texts/s",
-        {name: _per_item(taken, counts) for name, taken in seconds.items()},
-        {name: _per_item(one.cpu[1:], counts) for name, one in timed.items()},
+        {name: per_item(taken, counts) for name, taken in seconds.items()},
+        {name: per_item(one.cpu[1:], counts) for name, one in timed.items()},
         {},
         facts,
     )
@@ -215,53 +195,6 @@ def configuration(
         "optimizer": {"learning_rate": RATE, "warmup_fraction": WARMUP},
     }
     return {"seed": seed, "run_dir": str(root / "tuned"), "finetune": finetune}
-
-
-class _Timed:
-    """A function that records the CPU seconds of each call."""
-
-    def __init__(self, run: Callable[[], object]) -> None:
-        self._run = run
-        self.cpu: list[float] = []
-
-    def __call__(self) -> None:
-        start = time.process_time()
-        self._run()
-        self.cpu.append(time.process_time() - start)
-
-
-def _per_item(seconds: Sequence[float], counts: Sequence[int]) -> list[float]:
-    return [taken / count for taken, count in zip(seconds, counts, strict=True)]
-
-
-def _report(
-    name: str,
-    unit: str,
-    wall: dict[str, list[float]],
-    cpu: dict[str, list[float]],
-    padding: dict[str, float],
-    facts: dict[str, Any],
-) -> None:
-    """Reports rates and ratios from the seconds per item of each round."""
-    for side, taken in wall.items():
-        own = {"padding": round(padding[side], 4)} if side in padding else {}
-        report(
-            *(f"sentence_embeddings.{name}", 1 / statistics.median(taken), unit),
-            peer=None if side == "bert_jax" else side,
-            packages=PACKAGES,
-            per_cpu_second=float(f"{1 / statistics.median(cpu[side]):.4g}"),
-            **own,
-            **facts,
-        )
-    for kind, taken in (("wall", wall), ("cpu", cpu)):
-        report(
-            *(f"sentence_embeddings.{name}_ratio", median_ratio(taken[PEER], taken["bert_jax"])),
-            *("x",),
-            peer=PEER,
-            packages=PACKAGES,
-            seconds=kind,
-            **facts,
-        )
 
 
 if __name__ == "__main__":
