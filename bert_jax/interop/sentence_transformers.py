@@ -5,26 +5,34 @@
 """
 
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from etils import epath
 
 from bert_jax.encoders.hf_format import Rules, dense
-from bert_jax.errors import UserError, commas, one_of
-from bert_jax.files.read import parse_json, read_json_object, read_text
+from bert_jax.errors import UserError, commas
+from bert_jax.files.read import read_json_object
 from bert_jax.interop import tensor_conversion
 from bert_jax.interop.hf_checkpoint import CONFIG, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.hf_weights import TORCH_WEIGHTS, TorchFile
 from bert_jax.interop.safetensors_file import WEIGHTS, SafetensorsFile, write_safetensors
+from bert_jax.interop.sentence_transformers_files import (
+    read_model_file,
+    read_modules,
+    read_prompts,
+    read_transformer,
+    transformer_file,
+    write_modules,
+    written_prompts,
+)
 from bert_jax.interop.sentence_transformers_sections import (
     PACKAGE,
     SETTINGS,
     TRANSFORMER,
     DenseModule,
     ModelFile,
-    ModuleEntry,
     TextHeadFormat,
     TransformerModule,
     VectorModule,
@@ -32,27 +40,17 @@ from bert_jax.interop.sentence_transformers_sections import (
     model_type,
     write_json,
 )
-from bert_jax.interop.sources import MODULES, is_folder_name
+from bert_jax.interop.sources import MODULES
 from bert_jax.model.section import HeadsSection
 from bert_jax.model.text_head import Pool, PoolingSection
 from bert_jax.text import Tokenizer
 from bert_jax.train.state import ModelDefinition
 from bert_jax.validation import read_section, validate
 
-# Old files have the name of another encoder. The first file with content counts.
-_OLD_TRANSFORMERS: Final = tuple(
-    f"sentence_{name}_config.json"
-    for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
 _STEPS: Final = ("Transformer", "Pooling", "Dense", "Normalize")
 _OPTIONAL: Final = ("Dense", "Normalize")
 _IDENTITY: Final = "torch.nn.modules.linear.Identity"
-# The prompts of `encode_query` and `encode_document`. Every model has both, empty by default, so
-# `encode_document` never uses the other names that it lists.
-_QUERY: Final = "query"
-_PASSAGE: Final = "document"
-_UNREACHED: Final = ("passage", "corpus")
-_DEFAULT: Final = "default"  # our name of a prompt without a role
+_SIMILARITY: Final[dict[bool, Literal["cosine", "dot"]]] = {True: "cosine", False: "dot"}
 _HEAD: Final = "embedding"  # our module with the parameters of Dense
 
 _POOLS: Final[dict[str, Pool]] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
@@ -74,7 +72,7 @@ def is_sentence_transformers(directory: Path) -> bool:
 
 def encoder_directory(directory: Path) -> Path:
     """Returns the directory of the Transformer module: the same one, or an older 0_Transformer."""
-    return directory / _read_modules(directory)["Transformer"]
+    return directory / read_modules(directory, _STEPS, optional=_OPTIONAL)["Transformer"]
 
 
 def read_sentence_transformers(
@@ -90,33 +88,41 @@ def read_sentence_transformers(
         UserError: `PoolingSection` has no such module, pooling or activation of Dense; also as in
             `read_hf`.
     """
-    modules = _read_modules(directory)  # first, because they are small
+    # First, because they are small.
+    modules = read_modules(directory, _STEPS, optional=_OPTIONAL)
     encoder = directory / modules["Transformer"]
     pool = _read_pooling(directory / modules["Pooling"] / CONFIG)
     layer = _read_dense(directory / modules["Dense"]) if "Dense" in modules else None
     normalize = directory / modules["Normalize"] / CONFIG if "Normalize" in modules else None
     if normalize is not None and normalize.exists():
         read_section(VectorModule, epath.Path(normalize))
-    settings = _read_settings(directory / SETTINGS, normalize=normalize is not None)
+    settings = read_model_file(directory, ModelFile)
+    prompts, notes = read_prompts(directory, settings)
     model = read_hf(encoder, tokenizer=tokenizer)
-    transformer = _read_transformer(encoder, model)
+    transformer = read_transformer(encoder, model, TransformerModule)
+    by_cosine = settings.similarity_fn_name in (None, "cosine")
     embedding = PoolingSection(
         pool=pool,
         normalize=normalize is not None,
         projection=None if layer is None else layer.width,
+        dimensions=settings.truncate_dim,
+        similarity=None if by_cosine == (normalize is not None) else _SIMILARITY[by_cosine],
         max_length=longest_text(encoder, model, limit=transformer.longest),
-        **settings.embedding,
+        **prompts,
     )
     heads = model.heads.model_copy(update={"embedding": embedding})
     params, files = model.params, [directory / MODULES, directory / modules["Pooling"] / CONFIG]
     if layer is not None:
         params = params | _read_projection(layer, model, heads)
         files += layer.files
-    others = (directory / SETTINGS, _transformer_file(encoder), normalize)
+    others = (directory / SETTINGS, transformer_file(encoder), normalize)
     files += [path for path in others if path is not None and path.exists()]
-    notes = [*model.notes, *settings.notes]
-    if transformer.half:
-        notes.append(f"sentence-transformers rounds the weights to {transformer.half}")
+    notes = [*model.notes, *notes, *transformer.notes]
+    if settings.truncate_dim is not None:
+        notes.append(
+            f"vectors have {settings.truncate_dim} numbers (truncate_dim). They are cut after "
+            "normalisation, so compare them by the cosine."
+        )
     return model._replace(
         heads=heads,
         params=params,
@@ -148,57 +154,15 @@ def write_sentence_transformers(directory: Path, model: tensor_conversion.Pretra
         _write_dense(directory / folders["Dense"], model)
     length = model.heads.longest_text(model.architecture.max_position_embeddings)
     write_json(directory / TRANSFORMER, {"max_seq_length": length, "do_lower_case": False})
-    prompts = {_QUERY: how.query_prefix, _PASSAGE: how.passage_prefix}
-    if how.default_prefix and how.default_prefix not in prompts.values():
-        prompts[_DEFAULT] = how.default_prefix
-    default = next((name for name, text in prompts.items() if text == how.default_prefix), None)
     settings = {
         "model_type": "SentenceTransformer",
-        "prompts": prompts,
-        "default_prompt_name": default if how.default_prefix else None,
-        "similarity_fn_name": "cosine" if how.by_cosine else "dot",
+        **written_prompts(how),
+        "similarity_fn_name": _SIMILARITY[how.by_cosine],
     }
     if how.dimensions is not None:
         settings["truncate_dim"] = how.dimensions
     write_json(directory / SETTINGS, settings)
-    listed = [
-        {"idx": index, "name": str(index), "path": folder, "type": f"{PACKAGE}models.{name}"}
-        for index, (name, folder) in enumerate(folders.items())
-    ]
-    write_json(directory / MODULES, listed)
-
-
-def _read_modules(directory: Path) -> dict[str, str]:
-    """Returns the directories of the modules by name, in order."""
-    path = directory / MODULES
-    try:
-        listed = parse_json(read_text(epath.Path(path)))
-    except UserError as error:
-        raise error if error.place else error.with_place(str(path)) from None
-    modules = [
-        validate(ModuleEntry, each, source=f"{path}: module {number}")
-        for number, each in enumerate(listed if isinstance(listed, list) else [listed])
-    ]
-    found = [module.name for module in modules]
-    if found != [name for name in _STEPS if name not in _OPTIONAL or name in found]:
-        raise UserError(
-            "import.modules",
-            f"found the modules {commas([f'{name:.60}' for name in found])}, allowed: "
-            f"{commas(_STEPS)}, in this order, with or without {one_of(_OPTIONAL)}",
-            place=path,
-        )
-    inside = {each.name for each in directory.iterdir() if each.is_dir()}
-    for module in modules:
-        # Old versions wrote no directory for Normalize.
-        known = inside | {"Transformer": {""}, "Normalize": {module.path}}.get(module.name, set())
-        if module.path not in known or not is_folder_name(module.path):
-            raise UserError(
-                "import.module_path",
-                f'found "{module.path:.60}" for {module.name}, allowed: a directory beside the '
-                "file",
-                place=path,
-            )
-    return {module.name: module.path for module in modules}
+    write_modules(directory, {f"{PACKAGE}models.{name}": folders[name] for name in names})
 
 
 def _read_pooling(path: Path) -> Pool:
@@ -293,77 +257,6 @@ def _write_dense(directory: Path, model: tensor_conversion.Pretrained) -> None:
         "activation_function": _IDENTITY,
     }
     write_json(directory / CONFIG, settings)
-
-
-class _ModelSettings(NamedTuple):
-    """The settings of config_sentence_transformers.json."""
-
-    embedding: dict[str, Any]  # settings of `PoolingSection`
-    notes: tuple[str, ...]
-
-
-def _read_settings(path: Path, *, normalize: bool) -> _ModelSettings:
-    found = read_section(ModelFile, epath.Path(path)) if path.exists() else ModelFile()
-    prompts = {_QUERY: "", _PASSAGE: ""} | {key: text or "" for key, text in found.prompts.items()}
-    query, passage = prompts[_QUERY], prompts[_PASSAGE]
-    name = found.default_prompt_name
-    if name is not None and name not in prompts:
-        raise UserError(
-            "import.default_prompt",
-            f'found "{name:.60}", allowed: a name in prompts: {commas(prompts)}',
-            place=f"{path}: default_prompt_name",
-        )
-    default = "" if name is None else prompts[name]
-    notes, used = [], ("", query, passage, default)
-    if others := sorted(name for name, text in prompts.items() if text not in used):
-        notes.append(f"prompts not imported: {', '.join(others)}")
-    for name in _UNREACHED:
-        if name in others:
-            notes.append(
-                f'the prompt "{name}" is not used for passages, as in encode_document of '
-                f'sentence-transformers. Put "{prompts[name]}" before the texts, or name it '
-                f'"{_PASSAGE}" in {path.name}.'
-            )
-    if default:
-        notes.append(f'encode adds "{default}" to texts without a prompt (default_prompt_name)')
-    if found.truncate_dim is not None:
-        notes.append(
-            f"vectors have {found.truncate_dim} numbers (truncate_dim). They are cut after "
-            "normalisation, so compare them by the cosine."
-        )
-    by_cosine = found.similarity_fn_name in (None, "cosine")
-    return _ModelSettings(
-        {
-            "dimensions": found.truncate_dim,
-            "similarity": None if by_cosine == normalize else "cosine" if by_cosine else "dot",
-            "default_prefix": default,
-            "query_prefix": query,
-            "passage_prefix": passage,
-        },
-        tuple(notes),
-    )
-
-
-def _transformer_file(directory: Path) -> Path | None:
-    """Returns the file with the settings of Transformer. Like their library, skips empty ones."""
-    paths = (directory / name for name in (TRANSFORMER, *_OLD_TRANSFORMERS))
-    return next(
-        (path for path in paths if path.exists() and read_json_object(epath.Path(path))), None
-    )
-
-
-def _read_transformer(directory: Path, model: tensor_conversion.Pretrained) -> TransformerModule:
-    path = _transformer_file(directory)
-    found = (
-        TransformerModule() if path is None else read_section(TransformerModule, epath.Path(path))
-    )
-    if found.do_lower_case and getattr(model.tokenizer, "lower_case", False) is not True:
-        raise UserError(
-            "import.lower_case",
-            "found true, allowed: false, because the tokenizer does not lower-case texts",
-            place=f"{path}: do_lower_case",
-        )
-    return found
 
 
 _USAGE: Final = """```python

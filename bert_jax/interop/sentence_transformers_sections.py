@@ -165,11 +165,12 @@ class TransformerModule(Section):
         return given or self.max_seq_length
 
     @property
-    def half(self) -> str | None:
-        """Dtype in which sentence-transformers loads the weights, if it rounds them."""
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know: the dtype to which sentence-transformers rounds the weights."""
         loading = (self.model_kwargs, self.model_args)
         named = {each.dtype or each.torch_dtype for each in loading}
-        return next((name for name in ("float16", "bfloat16") if name in named), None)
+        rounded = next((name for name in ("float16", "bfloat16") if name in named), None)
+        return (f"sentence-transformers rounds the weights to {rounded}",) if rounded else ()
 
 
 class ModelFile(_Lenient):
