@@ -302,13 +302,15 @@ def content_hash(examples: Iterable[Any]) -> str:
     """Returns a hash of named tuples that depends on their order, as 32 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=16)
     for example in examples:
-        values = [
-            sorted(value) if isinstance(value, frozenset) else value
-            for name, value in example._asdict().items()
-            if name not in _PLACES
-        ]
+        values = [_plain(value) for name, value in example._asdict().items() if name not in _PLACES]
         digest.update(repr(values).encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):  # whose text is shortened
+        return value.tobytes()
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def needs_labels(role: str) -> bool:

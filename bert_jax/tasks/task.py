@@ -17,7 +17,7 @@ from bert_jax.model.layers import subkey
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.task import Batch, FrozenModel, Metrics, Rngs, Sums
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
-from bert_jax.tasks.family import NO_LABEL
+from bert_jax.tasks.family import NO_LABEL, Split
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,9 @@ class FinetuneTask:
     def build(self) -> EncoderModel:
         """Returns the encoder with the task's head."""
         return encoder_builder(self.architecture, self.execution, self.heads)()
+
+    def check_rows(self, train: Split) -> None:
+        """Raises UserError if the model does not fit the rows of the training set."""
 
     def frozen_models(self) -> Mapping[str, FrozenModel]:
         """Returns no models."""

@@ -222,6 +222,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         heads=family.heads,
         class_weights=family.class_weights,
     )
+    task.check_rows(family.splits["train"])
     definition = define_model(task.build)
     task = _frozen(task, section, definition)
     return TrainingSetup(settings, origin, family, architecture, task, kept, definition, mesh)

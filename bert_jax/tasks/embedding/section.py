@@ -10,6 +10,7 @@ from bert_jax.model.text_head import Pool, PoolingSection, TextHeadSection
 from bert_jax.section import refuse_ignored
 from bert_jax.tasks.family import ViewOfSplit
 from bert_jax.tasks.search.section import VectorLossSection, VectorSearchSection
+from bert_jax.tasks.search.tuples import TeacherColumns
 
 if TYPE_CHECKING:
     from bert_jax.tasks.embedding.task import EmbeddingTask
@@ -20,13 +21,17 @@ SCORED: Final = ("cosent", "cosine")  # losses that compare cosines with scores
 class EmbeddingLossSection(VectorLossSection):
     """The loss. Its negatives are all other texts of the global batch."""
 
-    kind: Literal["info_nce", "cosent", "cosine", "simcse"] = "info_nce"
+    kind: Literal["info_nce", "cosent", "cosine", "simcse", "margin_mse", "kl", "mse"] = "info_nce"
     """`info_nce`: for pairs and triplets; each anchor chooses its positive among all positives and
     negatives of the batch. `simcse`: `info_nce` for single texts, encoded twice with different
     dropout (arXiv 2104.08821). `cosent`: for scored pairs; a higher score needs a higher cosine.
-    `cosine`: for scored pairs; squared difference of cosine and score."""
+    `cosine`: for scored pairs; squared difference of cosine and score. Losses that learn from a
+    teacher: `margin_mse`, squared difference of margins and the teacher's margins; a margin is the
+    similarity of the positive minus that of a negative (arXiv 2010.02666). `kl`, divergence of the
+    softmax of similarities from that of the teacher's scores (arXiv 2010.11386). `mse`, for single
+    texts: mean squared difference of the numbers of vectors (arXiv 2004.09813)."""
     temperature: float = pydantic.Field(default=0.05, gt=0)
-    """Divisor of the similarities. Not used by `cosine`."""
+    """Divisor of the similarities. Not used by `cosine`, `margin_mse` and `mse`."""
     learn_temperature: bool = False
     """Whether the temperature is trained, starting from `temperature`. For `info_nce` and
     `simcse`."""
@@ -38,14 +43,18 @@ class EmbeddingLossSection(VectorLossSection):
 
     @pydantic.model_validator(mode="after")
     def _only_used(self) -> Self:
-        if self.kind in SCORED:
+        if self.kind not in ("info_nce", "simcse"):
             refuse_ignored(self, "learn_temperature", "symmetric", allowed="info_nce, simcse")
+        if self.kind == "mse":
+            refuse_ignored(self, "matryoshka", allowed="other losses than mse")
         return self
 
     @property
     def needed(self) -> Sequence[str]:
         """The settings of columns that the loss needs besides `anchor`."""
-        return ("positive", "score") if self.scored else () if self.single else ("positive",)
+        if self.single:
+            return ("teacher_vector",) if self.kind == "mse" else ()
+        return ("positive", "score") if self.scored else super().needed
 
     @property
     def scored(self) -> bool:
@@ -55,6 +64,11 @@ class EmbeddingLossSection(VectorLossSection):
     @property
     def single(self) -> bool:
         """Whether the loss learns from the anchors alone."""
+        return self.kind in ("simcse", "mse")
+
+    @property
+    def twice(self) -> bool:
+        """Whether each anchor is encoded twice."""
         return self.kind == "simcse"
 
 
@@ -76,8 +90,24 @@ class EmbeddingSection(VectorSearchSection):
     true."""
     projection: int | None = pydantic.Field(default=None, ge=1)
     """Width of a linear layer after pooling. By default, as in the checkpoint, or no layer."""
+    teacher_vector: str | None = None
+    """Column of a teacher's vectors in `train`, lists of numbers, for the loss `mse`. Vectors of
+    another width than the model's need `projection`."""
     loss: EmbeddingLossSection = EmbeddingLossSection()
     """The loss."""
+
+    @pydantic.model_validator(mode="after")
+    def _vector_used(self) -> Self:
+        if self.loss.kind != "mse":
+            refuse_ignored(self, "teacher_vector", allowed="the loss mse")
+        return self
+
+    @property
+    def teacher_columns(self) -> TeacherColumns | None:
+        """The columns in `train` of what a teacher found. None if the loss has no teacher."""
+        if self.teacher_vector is None:
+            return super().teacher_columns
+        return TeacherColumns("task.teacher_vector", (self.teacher_vector,))
 
     def train_task(self, *, accumulation: int, **parts: Any) -> "EmbeddingTask":
         """Returns the task in the train loop, which encodes a batch in `accumulation` chunks."""

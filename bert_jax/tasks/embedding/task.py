@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.model.embedding_head import EmbeddingHead
@@ -11,9 +12,10 @@ from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.task import Batch, Metrics
 from bert_jax.tasks.batches import WEIGHTS
 from bert_jax.tasks.embedding.section import EmbeddingLossSection
+from bert_jax.tasks.family import Split
 from bert_jax.tasks.search import losses
 from bert_jax.tasks.search.task import VectorTask
-from bert_jax.tasks.search.tuples import SCORE, TEXTS
+from bert_jax.tasks.search.tuples import SCORE, TEACHER, TEXTS
 
 _LARGEST_SCALE = 100.0  # limit of a learned 1/temperature, as in CLIP (arXiv 2103.00020)
 
@@ -26,8 +28,7 @@ class EmbeddingTask(VectorTask):
 
     def __post_init__(self) -> None:
         """Raises UserError if a width of `matryoshka` is too large, or SimCSE has no dropout."""
-        assert self.heads.embedding is not None
-        width = self.heads.embedding.projection or self.architecture.hidden_size
+        width = self._width
         if self.training.matryoshka and max(self.training.matryoshka) > width:
             raise UserError(
                 "embedding.matryoshka",
@@ -41,6 +42,23 @@ class EmbeddingTask(VectorTask):
                 "embedding.no_dropout",
                 "found 0, but the loss simcse compares vectors of different dropout. Use 0.1.",
                 place="finetune.dropout",
+            )
+
+    @property
+    def _width(self) -> int:
+        assert self.heads.embedding is not None
+        return self.heads.embedding.projection or self.architecture.hidden_size
+
+    def check_rows(self, train: Split) -> None:
+        """Raises UserError if a teacher's vectors have another width than the model's."""
+        if self.training.kind != "mse":
+            return
+        if (found := np.size(train.row(0).targets[TEACHER])) != self._width:
+            raise UserError(
+                "embedding.teacher_width",
+                f"found {self._width}, the width of the model's vectors, but the teacher's have "
+                f"{found}. Set it to {found}.",
+                place="finetune.task.projection",
             )
 
     def loss_of(
@@ -63,6 +81,10 @@ class EmbeddingTask(VectorTask):
         kind, weights = self.training.kind, batch[WEIGHTS]
         if kind == "cosent":
             return losses.cosent(vectors_BNW, batch[SCORE], weights, scale=float(scale))
+        if kind == "mse":
+            return losses.regression(vectors_BNW, batch[TEACHER], weights)
+        if self.training.taught:
+            return self.taught_loss(model, vectors_BNW, batch)
         if kind == "cosine":
             return losses.cosine_regression(vectors_BNW, batch[SCORE], weights)
         return losses.info_nce(

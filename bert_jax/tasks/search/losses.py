@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from bert_jax.model.cross_entropy import soft_target_loss
 from bert_jax.model.pooling import unit_length
 from bert_jax.parallel.sharding_rules import constrain
 
@@ -74,7 +75,7 @@ def _one_direction(
     compared_BC = constrain(compared_BC, "batch", "rest")
     losses_B = jax.nn.logsumexp(jnp.where(compared_BC, found_BC, _NEVER), axis=1)
     losses_B -= jnp.where(own_BC, found_BC, 0).sum(axis=1)
-    return (losses_B * weights_B).sum() / jnp.maximum(weights_B.sum(), 1)
+    return _mean(losses_B, weights_B)
 
 
 def cosent(
@@ -106,8 +107,67 @@ def cosine_regression(
 
     Source: arXiv 1908.10084, section 3; `CosineSimilarityLoss` in sentence-transformers.
     """
-    squares_B = jnp.square(cosines(vectors_B2W) - scores_B)
-    return (squares_B * weights_B).sum() / jnp.maximum(weights_B.sum(), 1)
+    return _mean(jnp.square(cosines(vectors_B2W) - scores_B), weights_B)
+
+
+def margin_mse(
+    vectors_BN: Float[Array, "rows texts ..."],
+    teacher_BP: Float[Array, "rows passages"],
+    weights_B: Float[Array, "rows"],
+    *,
+    compare: Compare,
+) -> Float[Array, ""]:
+    """Returns the mean squared difference of the model's and a teacher's margins.
+
+    A margin is the similarity of an anchor and its positive, minus that of the anchor and one of
+    its negatives. `teacher_BP` are a teacher's scores of the anchor with each of these passages.
+
+    Source: arXiv 2010.02666; `MarginMSELoss` in sentence-transformers.
+    """
+    differences_BP = _own(vectors_BN, compare) - teacher_BP
+    squares_BP = jnp.square(differences_BP[:, :1] - differences_BP[:, 1:])
+    return _mean(squares_BP.mean(axis=1), weights_B)
+
+
+def kl(
+    vectors_BN: Float[Array, "rows texts ..."],
+    teacher_BP: Float[Array, "rows passages"],
+    weights_B: Float[Array, "rows"],
+    *,
+    compare: Compare,
+    temperature: float,
+    teacher_temperature: float,
+) -> Float[Array, ""]:
+    """Returns T² · KL(softmax(teacher's scores / teacher's T) ‖ softmax(similarities / T)).
+
+    The softmax is over the passages of an anchor, see `margin_mse`. The result is a mean over rows.
+
+    Source: arXiv 2010.11386; `DistillKLDivLoss` in sentence-transformers.
+    """
+    logits_BP = teacher_BP * (temperature / teacher_temperature)
+    losses_B = soft_target_loss(_own(vectors_BN, compare), logits_BP, temperature=temperature)
+    return _mean(losses_B, weights_B)
+
+
+def _own(vectors_BN: Array, compare: Compare) -> Array:
+    """Returns the similarities of each row's anchor with the other texts of the row, [B, N − 1]."""
+    return jax.vmap(lambda own_N: compare(own_N[:1], own_N[1:])[0])(vectors_BN)
+
+
+def regression(
+    vectors_BW: Float[Array, "rows width"],
+    teacher_BW: Float[Array, "rows width"],
+    weights_B: Float[Array, "rows"],
+) -> Float[Array, ""]:
+    """Returns the mean squared difference of the numbers of vectors and of a teacher's vectors.
+
+    Source: arXiv 2004.09813; `MSELoss` in sentence-transformers.
+    """
+    return _mean(jnp.square(vectors_BW - teacher_BW).mean(axis=1), weights_B)
+
+
+def _mean(losses_B: Array, weights_B: Array) -> Array:
+    return (losses_B * weights_B).sum() / jnp.maximum(weights_B.sum(), 1)
 
 
 def cosines(vectors_B2W: Float[Array, "rows 2 width"]) -> Float[Array, "rows"]:

@@ -12,7 +12,7 @@ from bert_jax.files.read import require_file
 from bert_jax.inference.comparison import comparison_of
 from bert_jax.model.section import HeadsSection
 from bert_jax.model.text_head import TextHeadSection, VectorHeadSection
-from bert_jax.section import Section, Strings, refuse_same_column
+from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
 from bert_jax.tasks.family import (
     Columns,
     DataRequest,
@@ -30,6 +30,7 @@ from bert_jax.tasks.scores import figures
 from bert_jax.tasks.search import retrieval
 from bert_jax.tasks.search.tuples import (
     SCORES,
+    TeacherColumns,
     TextsSplit,
     TextTuple,
     TupleColumns,
@@ -41,6 +42,7 @@ from bert_jax.tasks.table import hold_out
 
 R = TypeVar("R")
 SPEARMAN: Final = ("spearman", "pearson")
+TAUGHT: Final = ("margin_mse", "kl")  # losses that learn a teacher's scores
 
 
 class SearchSection(RowsSection):
@@ -103,12 +105,30 @@ class VectorLossSection(Section):
 
     kind: Any = "info_nce"
     """`info_nce`: for pairs and triplets; each anchor chooses its positive among all positives and
-    negatives of the batch."""
+    negatives of the batch. `margin_mse`: squared difference of margins and a teacher's margins; a
+    margin is the similarity of the positive minus that of a negative (arXiv 2010.02666). `kl`:
+    divergence of the softmax of similarities from that of a teacher's scores (arXiv 2010.11386)."""
+    temperature: float = pydantic.Field(default=1.0, gt=0)
+    """Divisor of the similarities. Not used by `margin_mse`."""
+    teacher_temperature: float = pydantic.Field(default=1.0, gt=0)
+    """`kl` only: divisor of the teacher's scores. If they differ by 10 or more, only the best
+    passage counts without a larger value. Scores from 0 to 1 need a smaller one, such as 0.1."""
+
+    @pydantic.model_validator(mode="after")
+    def _temperature_used(self) -> Self:
+        if self.kind != "kl":
+            refuse_ignored(self, "teacher_temperature", allowed="kl")
+        return self
 
     @property
     def needed(self) -> Sequence[str]:
         """The settings of columns that the loss needs besides `anchor`."""
-        return ("positive",)
+        return ("positive", "negatives", "teacher_score") if self.taught else ("positive",)
+
+    @property
+    def taught(self) -> bool:
+        """Whether the loss learns a teacher's scores of an anchor's passages."""
+        return self.kind in TAUGHT
 
     @property
     def scored(self) -> bool:
@@ -121,8 +141,13 @@ class VectorLossSection(Section):
         return False
 
     @property
+    def twice(self) -> bool:
+        """Whether each anchor is encoded twice."""
+        return False
+
+    @property
     def contrasts(self) -> bool:
-        """Whether each anchor chooses its positive."""
+        """Whether the loss compares an anchor's positive with other texts."""
         return not self.scored and not self.single
 
 
@@ -139,6 +164,10 @@ class VectorSearchSection(SearchSection):
     """Column of the texts that fit the anchors: answers, for example."""
     negatives: Strings = ()
     """Columns of texts that do not fit the anchors although they look similar."""
+    teacher_score: Strings = ()
+    """Column of a teacher's scores in `train`, for the losses `margin_mse` and `kl`: lists of a
+    number for the positive and for each negative. Or a column for each of these texts. For
+    `margin_mse`, the numbers can also be the teacher's margins, one for each negative."""
     score: str | None = None
     """Column of the similarities of anchors and positives. If set, dev and test tables are scored
     by the rank correlation with this column. Otherwise they are scored as a retrieval. With
@@ -167,9 +196,12 @@ class VectorSearchSection(SearchSection):
             )
         negatives = {f"negatives.{at}": name for at, name in enumerate(self.negatives)}
         columns = {name: getattr(self, name) for name in ("anchor", "positive", "score")}
-        refuse_same_column(columns | negatives)
+        teacher = {f"teacher_score.{at}": name for at, name in enumerate(self.teacher_score)}
+        refuse_same_column(columns | negatives | teacher)
+        if not self.loss.taught:
+            refuse_ignored(self, "teacher_score", allowed=f"the losses {commas(TAUGHT)}")
         for name in self.loss.needed:
-            if getattr(self, name) is None:
+            if not getattr(self, name):
                 raise SettingError(
                     "embedding.column",
                     f"missing, but the loss {self.loss.kind} needs it. Set it to a column.",
@@ -198,8 +230,18 @@ class VectorSearchSection(SearchSection):
         """Returns the columns of texts, and of scores except for predictions."""
         if role == "input":
             return super().tuple_columns(role)
-        names = (self.anchor, self.positive, *self.negatives, self.score)
+        teacher = self.teacher_columns if role == "train" else None
+        learnt = teacher.names if teacher is not None else ()
+        names = (self.anchor, self.positive, *self.negatives, self.score, *learnt)
         return [name for name in names if name is not None]
+
+    @property
+    def teacher_columns(self) -> TeacherColumns | None:
+        """The columns in `train` of what a teacher found. None if the loss has no teacher."""
+        if not self.loss.taught:
+            return None
+        passages, margins = 1 + len(self.negatives), self.loss.kind == "margin_mse"
+        return TeacherColumns("task.teacher_score", self.teacher_score, passages, margins)
 
     def scored(self, role: str) -> bool:
         """Returns whether the rows of a role have scores. A held-out dev set is like `train`."""
@@ -218,9 +260,10 @@ class VectorSearchSection(SearchSection):
             texts += [("task.negatives", name) for name in self.negatives]
         score, needed = self.score if scored else None, scored and needs_labels(role)
         ignored: tuple[str, ...] = ()
-        if self.loss.contrasts and role == "train":
+        if self.loss.contrasts and not self.loss.taught and role == "train":
             ignored = SCORES if self.score is None else (self.score,)
-        return TupleColumns(texts, score, self.score_range, self.id, needed, ignored)
+        teacher = self.teacher_columns if role == "train" else None
+        return TupleColumns(texts, score, self.score_range, self.id, needed, ignored, teacher)
 
     def _positive(self, role: str) -> str:
         if self.positive is None:
@@ -322,7 +365,7 @@ class VectorSearchSection(SearchSection):
         if role in ("dev", "test") and not self.scored(role):
             return _retrieval_split(retrieval.retrieval_of(rows), request, head)
         prefixes = [head.query_prefix]
-        if self.loss.single and role == "train":
+        if self.loss.twice and role == "train":
             rows = [row._replace(texts=row.texts * 2) for row in rows]
             prefixes *= 2
         prefixes += [head.passage_prefix] * (len(rows[0].texts) - len(prefixes))

@@ -12,6 +12,9 @@ from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.parallel.sharding_rules import constrain, gathered
 from bert_jax.task import Batch, Metrics, Rngs, Sums
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
+from bert_jax.tasks.search import losses
+from bert_jax.tasks.search.section import VectorLossSection
+from bert_jax.tasks.search.tuples import TEACHER
 from bert_jax.tasks.task import FinetuneTask, logits
 from bert_jax.train.state import define_model
 from bert_jax.train.step import cut, part_key
@@ -25,6 +28,8 @@ class VectorTask(FinetuneTask):
     in `chunks`. Only the vectors of all chunks are kept. The backward pass encodes each chunk
     again, to compute its gradients (GradCache, arXiv 2101.06983).
     """
+
+    training: VectorLossSection
 
     def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:
         """Returns no divisors, because the loss is a function of the whole batch."""
@@ -55,6 +60,20 @@ class VectorTask(FinetuneTask):
 
         `vectors_BN` are the results of `VectorHead` for the texts of all rows, float32 [B, N, ...].
         """
+
+    def taught_loss(self, model: EncoderModel, vectors_BN: jax.Array, batch: Batch) -> jax.Array:
+        """Returns the loss of a kind that is `VectorLossSection.taught`."""
+        compare, settings = model.embedding.compare, self.training
+        if settings.kind == "margin_mse":
+            return losses.margin_mse(vectors_BN, batch[TEACHER], batch[WEIGHTS], compare=compare)
+        return losses.kl(
+            vectors_BN,
+            batch[TEACHER],
+            batch[WEIGHTS],
+            compare=compare,
+            temperature=settings.temperature,
+            teacher_temperature=settings.teacher_temperature,
+        )
 
     def score(self, sums: Sums) -> dict[str, float]:
         """Returns the means of the loss and of the other metrics."""

@@ -17,6 +17,7 @@ from bert_jax.text.tokenizer import Tokenizer
 # Targets of a row, and keys of a batch.
 TEXTS: Final = "text_numbers"  # int32 [1, texts]; equal texts have equal numbers
 SCORE: Final = "score"  # float32 []
+TEACHER: Final = "teacher"  # float32 [texts - 1], or [width]
 
 
 # Columns of scores or labels, in sentence-transformers and in Quora's pairs.
@@ -30,6 +31,16 @@ class TextTuple(NamedTuple):
     texts: tuple[str, ...]  # anchor, positive, negatives; without prefixes
     score: float | None
     line: int
+    teacher: np.ndarray | None = None  # scores of the passages, or a vector of the anchor; float32
+
+
+class TeacherColumns(NamedTuple):
+    """Columns of what a teacher found: scores of a row's passages, or a vector of its anchor."""
+
+    setting: str
+    names: Sequence[str]  # of numbers, or one of lists of numbers
+    passages: int | None = None  # texts with scores; None for vectors
+    margins: bool = False  # whether differences to the first score can replace the scores
 
 
 class TupleColumns(NamedTuple):
@@ -41,11 +52,14 @@ class TupleColumns(NamedTuple):
     id: str | None
     score_needed: bool  # whether every row must have a score
     ignored: Sequence[str] = ()  # columns that may have scores, which the loss would ignore
+    teacher: TeacherColumns | None = None
 
     @property
     def required(self) -> list[tuple[str, str | None]]:
         """The columns that a table must have, by setting."""
         scores = [("task.score", self.score)] if self.score_needed else []
+        if self.teacher is not None:
+            scores += [(self.teacher.setting, name) for name in self.teacher.names]
         return [*self.texts, ("task.id", self.id), *scores]
 
 
@@ -55,9 +69,11 @@ def read_tuples(
     """Returns the rows of a table.
 
     Raises UserError for a missing column, or scores that the loss would ignore, and RowError for an
-    empty text, an id of a wrong type, or a score that is missing, no number or out of range.
+    empty text, an id of a wrong type, a score that is missing, no number or out of range, or a
+    wrong number of a teacher's numbers.
     """
     found: list[TextTuple] = []
+    widths: list[int] = []  # of the first row's vector
     required = columns.required
     seen: dict[str, float] = {}  # first number of each column that may have scores
 
@@ -81,7 +97,8 @@ def read_tuples(
         name = columns.id or ("id" if "id" in row.columns else None)
         row.require([("task.id", name)])
         number = len(found) + errors.count if name is None else row_id(row, name)
-        found.append(TextTuple(number, texts, _score(row, columns), row.line))
+        teacher = columns.teacher and _teacher(row, columns.teacher, widths)
+        found.append(TextTuple(number, texts, _score(row, columns), row.line, teacher))
 
     errors.kept(table, read)
     return found
@@ -113,6 +130,34 @@ def _score(row: TableRow, columns: TupleColumns) -> float | None:
             place=f'{row.place}: column "{columns.score}"',
         )
     return scaled(number, columns.score_range)
+
+
+def _teacher(row: TableRow, columns: TeacherColumns, widths: list[int]) -> np.ndarray:
+    """Returns what a teacher found for a row, float32. Margins m become the scores 0 and −m."""
+    values = [row.values[name] for name in columns.names]
+    if len(values) == 1 and isinstance(values[0], list | tuple | np.ndarray):
+        values = values[0]
+    try:
+        numbers = np.asarray(values, np.float32)
+    except (ValueError, TypeError):
+        numbers = np.asarray([np.nan])
+    known = numbers.ndim == 1 and bool(np.isfinite(numbers).all())
+    if columns.passages is None:
+        widths += [len(numbers)] * (known and len(numbers) > 0 and not widths)
+        allowed = widths
+    else:
+        if known and columns.margins and len(numbers) == columns.passages - 1:
+            numbers = np.concatenate([np.zeros(1, np.float32), -numbers])
+        allowed = [columns.passages]
+    if not known or len(numbers) not in allowed:
+        wanted = f"{allowed[0]} numbers" if allowed else "a list of numbers"
+        margins = f", or {allowed[0] - 1} differences to the first one" if columns.margins else ""
+        raise RowError(
+            "embedding.teacher",
+            f"found {values!s:.60}, allowed: {wanted}{margins}",
+            place=f'{row.place}: column "{columns.names[0]}"',
+        )
+    return numbers
 
 
 def scaled(score: float, between: tuple[float, float]) -> float:
@@ -232,11 +277,11 @@ class TupleSplit(TextsSplit):
         return f"equal scores in all rows ({len(self._rows):,})" if equal else None
 
     def targets(self, index: int) -> dict[str, Any]:
-        """Returns the numbers of a row's texts, and its score if it has one."""
-        score = self._rows[index].score
+        """Returns the numbers of a row's texts, and its score and the teacher's if it has them."""
+        row = self._rows[index]
         # A leading axis, because batches pad an integer vector like the pieces of a text.
-        numbers = {TEXTS: self._numbers[index][None]}
-        return numbers if score is None else numbers | {SCORE: score}
+        found = {TEXTS: self._numbers[index][None], SCORE: row.score, TEACHER: row.teacher}
+        return {name: value for name, value in found.items() if value is not None}
 
     def is_query(self, index: int, text: int) -> bool:
         """Returns whether a text is the first of its row."""

@@ -116,7 +116,7 @@ def test_loss_and_gradient_equal_the_formula(name: str) -> None:
     np.testing.assert_allclose(gradient, leaf.grad.numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["info_nce", "cosent", "cosine"])
+@pytest.mark.parametrize("name", ["info_nce", "cosent", "cosine", "margin_mse", "kl", "mse"])
 def test_padding_rows_change_nothing(name: str) -> None:
     """The last two rows are padding: their texts are candidates of no anchor."""
     weights = jnp.asarray([1.0, 1, 1, 1, 1, 0, 0])
@@ -127,12 +127,19 @@ def test_padding_rows_change_nothing(name: str) -> None:
             return losses.cosent(found[rows], scores, ones, scale=SCALE)
         if name == "cosine":
             return losses.cosine_regression(found[rows], scores, ones)
-        numbers = jnp.asarray(numbers_of(2))[rows]
+        teacher = jnp.asarray(vectors_of(3, seed=1))[rows, 0]
+        if name == "mse":
+            return losses.regression(found[rows, 0], teacher, ones)
+        if name in ("margin_mse", "kl"):
+            how = {"temperature": 2.0, "teacher_temperature": 0.5} if name == "kl" else {}
+            loss = getattr(losses, name)
+            return loss(found[rows], teacher[:, :2], ones, compare=dot_products, **how)
+        numbers = jnp.asarray(numbers_of(3))[rows]
         return losses.info_nce(
             found[rows], numbers, ones, compare=dot_products, scale=1.0, symmetric=True
         )
 
-    found = vectors_of(2)
+    found = vectors_of(3)
     both = [
         jax.jit(jax.value_and_grad(functools.partial(loss, rows=rows)))(found)
         for rows in (slice(0, 7), slice(0, 5))

@@ -28,7 +28,9 @@ from tests.interop.test_sentence_transformers import theirs, written_by_them
 from tests.project import ok
 
 ROWS, LENGTH = 6, 20
-SCORES = [0.1, 0.9, 0.5, 0.5, 0.0, 1.0]
+SCORES = np.asarray([0.1, 0.9, 0.5, 0.5, 0.0, 1.0], np.float32)
+TEACHER = np.random.default_rng(3).normal(scale=2, size=(ROWS, 3)).astype(np.float32)
+VECTORS = np.random.default_rng(4).normal(size=(ROWS, 24)).astype(np.float32)
 WIDTHS = (24, 16, 6)  # the model has a projection of width 24
 
 
@@ -47,14 +49,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(theirs(source).eval(), directory / "run")
 
 
-def rows_of(texts: int) -> list[TextTuple]:
+def rows_of(texts: int, teacher: np.ndarray | None) -> list[TextTuple]:
     """Returns rows of different texts with 1 to 12 words."""
     rng = np.random.default_rng(2)
     made = []
     for row in range(ROWS):
         words = [rng.integers(1, 40, rng.integers(1, 13)) for _ in range(texts)]
         own = tuple(" ".join(f"w{word}" for word in each) for each in words)
-        made.append(TextTuple(row, own, SCORES[row], row))
+        found = None if teacher is None else teacher[row]
+        made.append(TextTuple(row, own, float(SCORES[row]), row, found))
     return made
 
 
@@ -63,13 +66,23 @@ SYMMETRIC = functools.partial(
     directions=("query_to_doc", "doc_to_query"),
     partition_mode="per_direction",
 )
-# Kind: number of texts in a row, our settings, and the peer's loss of a model.
+# Kind: number of texts in a row, our settings, and the peer's loss of a model. A teacher's scores
+# are its labels if there are three texts or more.
 LOSSES: dict[str, tuple[int, dict[str, Any], Any]] = {
     "pairs": (2, {}, losses.MultipleNegativesRankingLoss),
     "hard negatives": (4, {}, losses.MultipleNegativesRankingLoss),
     "symmetric": (2, {"symmetric": True}, SYMMETRIC),
     "cosent": (2, {"kind": "cosent"}, losses.CoSENTLoss),
     "cosine": (2, {"kind": "cosine"}, losses.CosineSimilarityLoss),
+    "margins": (4, {"kind": "margin_mse"}, losses.MarginMSELoss),
+    "divergence": (
+        4,
+        {"kind": "kl", "temperature": 0.5, "teacher_temperature": 3.0},
+        lambda model: losses.DistillKLDivLoss(
+            model, student_temperature=0.5, teacher_temperature=3.0
+        ),
+    ),
+    "vectors": (1, {"kind": "mse"}, losses.MSELoss),
     "matryoshka": (
         2,
         {"matryoshka": WIDTHS},
@@ -83,10 +96,11 @@ LOSSES: dict[str, tuple[int, dict[str, Any], Any]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradients_equal_sentence_transformers(name: str, models: Models) -> None:
     texts, settings, make_loss = LOSSES[name]
-    rows, peer = rows_of(texts), models.peer
+    labels = {1: VECTORS, 4: TEACHER}.get(texts)
+    rows, peer = rows_of(texts, labels), models.peer
     peer.zero_grad()
     features = [peer.preprocess([row.texts[at] for row in rows]) for at in range(texts)]
-    expected = make_loss(peer)(features, torch.tensor(SCORES))
+    expected = make_loss(peer)(features, torch.tensor(SCORES if labels is None else labels))
     expected.backward()
     named = peer[0].auto_model.named_parameters()
     wanted = {name: each.grad.numpy() for name, each in named if each.grad is not None}

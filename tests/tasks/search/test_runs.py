@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 import bert_jax
 from bert_jax.config import parse_config
 from bert_jax.train.metrics_writer import read_metrics
-from tests.project import ok, refused, write_config
+from tests.project import ok, refused, says, write_config
 from tests.report.strict_html import Document, items, read, words
 from tests.tasks.search.data import embedding_config, pairs, write_beir, write_jsonl
 
@@ -203,6 +203,37 @@ def test_single_texts_learn_from_dropout(tmp_path: Path) -> None:
     ok("finetune", write_config(tmp_path / "config.yaml", values))
     (loss, *_) = (each["loss"] for each in read_metrics(tmp_path / "tuned") if "loss" in each)
     assert 0.01 < loss < np.log(32)
+
+
+def test_a_model_learns_the_vectors_of_a_teacher(trained: Trained, tmp_path: Path) -> None:
+    """`features` writes the table that the student reads."""
+    texts = write_jsonl(tmp_path / "texts.jsonl", pairs(64, 4))
+    copy = ("--column=question", "--copy=question", "--prompt=query")
+    ok("features", trained.run, texts, tmp_path / "vectors", *copy)
+    (table,) = (tmp_path / "vectors").glob("*.parquet")
+    changes = {
+        "train": str(table),
+        "dev": str(write_beir(tmp_path / "beir", pairs(12, 2))),
+        "positive": None,
+        "query_prefix": PREFIXES["query_prefix"],
+        "projection": 64,
+        "loss": {"kind": "mse"},
+        "teacher_vector": "vector",
+    }
+    values = embedding_config(tmp_path, **changes)
+    values["finetune"] |= {"epochs": 8, "log_every": 2, "optimizer": {"learning_rate": 5e-3}}
+    config = write_config(tmp_path / "config.yaml", values)
+    line = refused("finetune", config, "finetune.task.projection=24")
+    says(line, key="embedding.teacher_width", place="finetune.task.projection", widths=[24, 64])
+    ok("finetune", config)
+    losses = [each["loss"] for each in read_metrics(tmp_path / "tuned") if "loss" in each]
+    assert 0 < losses[-1] < losses[0] / 2
+    # The mean loss is a mean over the numbers of a vector, and vectors have length 1.
+    student = bert_jax.load(tmp_path / "tuned", checkpoint="last")
+    teacher = bert_jax.load(trained.run)
+    questions = [row["question"] for row in pairs(64, 4)]
+    ours, theirs = (model.encode(questions, prompt="query") for model in (student, teacher))
+    assert np.square(ours - theirs).mean() < losses[0] / 2
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.text_head import PoolingSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.family import Family, Split
-from bert_jax.tasks.search.tuples import SCORE, TEXTS
+from bert_jax.tasks.search.tuples import SCORE, TEACHER, TEXTS
 from bert_jax.validation import validate
 from tests.project import refuses, says
 from tests.tasks.search.data import write_beir, write_jsonl, write_qrels
@@ -92,6 +92,55 @@ def test_single_texts_are_encoded_twice(tmp_path: Path) -> None:
         opened(tmp_path, loss={"kind": "simcse"})
     with refuses("embedding.no_pairs", place="task.positive", role="dev"):
         opened(tmp_path, positive=None, loss={"kind": "simcse"}, dev=str(tmp_path / "train.csv"))
+
+
+LIST = [{"q": "w1", "a": "w2", "n": "w3", "s": [5, 2.5]}, {"q": "w4", "a": "w5", "n": "w6"}]
+WRONG = {"too many": [1, 2, 3], "none": [], "a text": "high", "nested": [[1, 2]], "null": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "teacher", "second", "expected"),
+    [
+        ("kl", "s", [-1, 3], [[5, 2.5], [-1, 3]]),
+        ("margin_mse", "s", [-1, 3], [[5, 2.5], [-1, 3]]),
+        ("margin_mse", "s", [4], [[5, 2.5], [0, -4]]),  # a margin
+        ("margin_mse", "s", 4, [[5, 2.5], [0, -4]]),
+    ],
+)
+def test_scores_of_a_teacher_are_targets(
+    tmp_path: Path, kind: str, teacher: str, second: Any, expected: list[list[float]]
+) -> None:
+    train = write_jsonl(tmp_path / "train.jsonl", [LIST[0], LIST[1] | {"s": second}])
+    settings = {"negatives": "n", "teacher_score": teacher, "loss": {"kind": kind}}
+    family = opened(tmp_path, train=str(train), dev_fraction=0.5, **settings)
+    assert len(family.splits["dev"].lengths) == 1 + 2  # the negative is a passage
+    split = opened(tmp_path, "train", train=str(train), **settings).splits["train"]
+    assert [list(split.row(row).targets[TEACHER]) for row in (0, 1)] == expected
+
+
+def test_scores_of_a_teacher_may_have_a_column_each(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.csv", ["q,a,n,x,y", "w1,w2,w3,5,2.5"])
+    settings = {"negatives": "n", "loss": {"kind": "kl"}}
+    family = opened(tmp_path, "train", teacher_score=["x", "y"], **settings)
+    assert list(family.splits["train"].row(0).targets[TEACHER]) == [5, 2.5]
+    place = f'{tmp_path / "train.csv"}: line 2: column "x"'
+    with refuses("embedding.teacher", place=place, wanted="2 numbers"):
+        opened(tmp_path, "train", teacher_score="x", **settings)  # kl needs scores
+
+
+@pytest.mark.parametrize("kind", ["kl", "margin_mse", "mse"])
+@pytest.mark.parametrize("found", WRONG)
+def test_wrong_numbers_of_a_teacher_are_named_or_skipped(
+    tmp_path: Path, kind: str, found: str
+) -> None:
+    train = write_jsonl(tmp_path / "train.jsonl", [LIST[0], LIST[1] | {"s": WRONG[found]}])
+    column = "teacher_vector" if kind == "mse" else "teacher_score"
+    settings: dict[str, Any] = {column: "s", "loss": {"kind": kind}, "train": str(train)}
+    settings |= {} if kind == "mse" else {"negatives": "n"}
+    with refuses("embedding.teacher", place=f'{train}: line 2: column "s"', wanted="2 numbers"):
+        opened(tmp_path, "train", **settings)
+    family = opened(tmp_path, "train", **settings, on_error="skip")
+    assert family.splits["train"].examples == 1
 
 
 def test_a_dev_set_is_held_out_without_separating_equal_anchors(tmp_path: Path) -> None:
@@ -248,6 +297,16 @@ def test_a_malformed_row_is_named_or_skipped(
         ({"positive": None}, "embedding.column", "task.positive"),
         ({"loss": {"kind": "cosent"}}, "embedding.column", "task.score"),
         ({"score_range": [1, 1]}, "embedding.score_range", "task.score_range"),
+        ({"teacher_score": "s"}, "setting.ignored", "task.teacher_score"),
+        ({"teacher_vector": "s"}, "setting.ignored", "task.teacher_vector"),
+        ({"loss": {"kind": "kl"}}, "embedding.column", "task.negatives"),
+        ({"loss": {"kind": "kl"}, "negatives": "n"}, "embedding.column", "task.teacher_score"),
+        ({"loss": {"kind": "mse"}}, "embedding.column", "task.teacher_vector"),
+        (
+            {"loss": {"teacher_temperature": 2}},
+            "setting.ignored",
+            "task.loss.teacher_temperature",
+        ),
         (
             {"score": "s", "loss": {"kind": "cosine", "symmetric": True}},
             "setting.ignored",

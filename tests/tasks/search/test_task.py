@@ -1,5 +1,6 @@
 """The step of sentence embeddings: chunks, meshes, poolings and every encoder."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -16,7 +17,7 @@ from bert_jax.parallel.sharding_rules import replicated
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
 from bert_jax.tasks.embedding.section import EmbeddingLossSection
 from bert_jax.tasks.embedding.task import EmbeddingTask
-from bert_jax.tasks.search.tuples import TEXTS
+from bert_jax.tasks.search.tuples import TEACHER, TEXTS
 from bert_jax.tasks.task import logits
 from bert_jax.train.state import abstract_params, define_model, draw_params
 from bert_jax.train.step import make_gradients
@@ -66,6 +67,7 @@ def batch_of() -> dict[str, np.ndarray]:
         "token_type_ids": np.zeros(shape, np.int32),
         "segment_ids": inside.astype(np.int32),
         TEXTS: numbers,
+        TEACHER: rng.normal(size=(ROWS, TEXTS_OF_A_ROW - 1)).astype(np.float32),
         WEIGHTS: weights,
     }
 
@@ -115,6 +117,16 @@ def test_chunks_and_meshes_equal_one_device(shape: tuple[int, ...], chunks: int)
     assert loss == pytest.approx(expected, rel=1e-6)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), grads, wanted)
     assert abs(wanted["embedding"]["scale"][0]) > 1e-3
+
+
+def test_scores_of_a_teacher_on_a_mesh_equal_one_device() -> None:
+    loss = {"kind": "kl", "learn_temperature": False, "symmetric": False, "temperature": 0.5}
+    task = task_of(loss=loss, temperature=None, dropout=0.1)
+    expected, wanted = gradients_on((1, 1, 1), task)
+    found, grads = gradients_on((2, 2, 2), dataclasses.replace(task, chunks=2))
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert expected > 0.01
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), grads, wanted)
 
 
 @pytest.mark.parametrize("kind", SECTIONS)
