@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError, commas, first_line, not_installed, one_of
-from bert_jax.files.read import no_such_file, sha256_of
+from bert_jax.files.read import no_such_file, sha256_of, sha256_of_files
 from bert_jax.narration import doing
 from bert_jax.places import DATASETS
 
@@ -32,7 +32,7 @@ class HubFile(NamedTuple):
 
     dataset: str  # owner/name
     revision: str  # commit, 40 hexadecimal digits
-    file: str  # path in the dataset
+    file: str  # path in the dataset; of a folder or a set, see `fetch_file`
     path: Path
 
     @property
@@ -43,7 +43,11 @@ class HubFile(NamedTuple):
     @property
     def record(self) -> dict[str, str]:
         """Entry of the file in provenance.json."""
-        return {"hub": self.pinned, "sha256": sha256_of(self.path)}
+        root = Path(str(self.path).removesuffix(self.file))
+        files = {str(path.relative_to(root)): path for path in _found(root, self.file)}
+        alone = files.get(self.file)
+        found = sha256_of_files(files) if alone is None else sha256_of(alone)
+        return {"hub": self.pinned, "sha256": found}
 
 
 def is_dataset_file(source: str) -> bool:
@@ -55,13 +59,17 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
     """Downloads ``hf://datasets/owner/name@revision/FILE``, or finds it in the cache.
 
     The revision is optional. If FILE is omitted, uses the only table whose name contains the role:
-    "train", "dev" or "test". Raises UserError if the dataset, revision or file does not exist or is
-    not accessible, the hub does not answer, or `huggingface_hub` is not installed.
+    "train", "dev" or "test". FILE may also be a folder, or a set whose tables are in several
+    folders: ``NanoNQ`` for ``corpus/NanoNQ-00000-of-00001.parquet`` and others. Raises UserError if
+    the dataset, revision or file does not exist or is not accessible, the hub does not answer, or
+    `huggingface_hub` is not installed.
     """
     hub = library()
     name, revision, file = _named(source)
     words = _ROLES.get(role, (role,))
-    patterns = [file] if file else [f"*{word}*{end}" for word in words for end in _SUFFIXES]
+    patterns = (
+        _patterns(file) if file else [f"*{word}*{end}" for word in words for end in _SUFFIXES]
+    )
     with doing(f"fetching {name}"), in_one_line(name, revision or "", kind="dataset"):
         directory = Path(
             hub.snapshot_download(
@@ -73,7 +81,7 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
             )
         )
     found = [file] if file else _tables(directory, words)
-    if len(found) != 1 or not (directory / found[0]).is_file():
+    if len(found) != 1 or not _found(directory, found[0]):
         if file:
             raise no_such_file(source)
         raise UserError(
@@ -83,6 +91,17 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
             place=source,
         )
     return HubFile(name, directory.name, found[0], directory / found[0])
+
+
+def _patterns(file: str) -> list[str]:
+    folder, _, name = f"/{file}".rpartition("/")
+    return [file, f"{file}/*", f"{folder}/*/{name}-*.parquet".lstrip("/")]
+
+
+def _found(root: Path, file: str) -> list[Path]:
+    """Returns the local copies of a file, a folder or a set."""
+    paths = (path for pattern in _patterns(file) for path in sorted(root.glob(pattern)))
+    return [path for path in paths if path.is_file()]
 
 
 def dataset_files(pattern: str) -> dict[str, int]:

@@ -7,8 +7,12 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.launch.host_paths import for_upload, task_paths, upload
+from bert_jax.tasks.rerank.candidates import read_directory
+from bert_jax.tasks.search.directory import is_directory
 from tests.project import refuses
 from tests.storage.cloud import Cloud
+from tests.tasks.rerank.data import write_candidates
+from tests.tasks.search.data import pairs, write_nano
 
 
 def test_a_local_path_is_itself() -> None:
@@ -25,6 +29,20 @@ def test_a_bucket_file_is_copied_once_or_named_as_missing(cloud: Cloud) -> None:
     assert local_copy(f"{bucket}/data/train.csv") is found
     with refuses("file.missing", place=f"{bucket}/data/dev.csv"):
         local_copy(f"{bucket}/data/dev.csv")
+
+
+@pytest.mark.parametrize("name", ["nano/NanoMade", "beir"])
+def test_a_directory_of_search_is_read(cloud: Cloud, tmp_path: Path, name: str) -> None:
+    bucket = cloud.make_bucket()
+    write_nano(tmp_path / "nano", pairs(4, 1), [[0, 1]] * 4)
+    write_candidates(tmp_path / "beir", pairs(4, 1))
+    for path in filter(Path.is_file, tmp_path.rglob("*")):
+        target = bucket / path.relative_to(tmp_path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    local, remote = (read_directory(f"{each}/{name}", "dev") for each in (tmp_path, bucket))
+    assert remote[0] == local[0]
+    assert is_directory(f"{bucket}/{name}")
 
 
 def test_a_glue_directory_is_uploaded_once_and_read(cloud: Cloud, tmp_path: Path) -> None:

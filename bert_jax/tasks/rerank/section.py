@@ -25,21 +25,17 @@ from bert_jax.tasks.family import (
 from bert_jax.tasks.rerank.candidates import (
     CandidateColumns,
     Candidates,
-    ListSplit,
-    PairsSplit,
-    RankingSplit,
-    by_id,
     conflicts,
-    files_of,
     grouped,
-    rankings,
     read_candidates,
     read_directory,
     scaled,
     shortened,
     single,
 )
+from bert_jax.tasks.rerank.pairs import ListSplit, PairsSplit, RankingSplit, by_id, rankings
 from bert_jax.tasks.search import retrieval
+from bert_jax.tasks.search.directory import CANDIDATES, PARTS
 from bert_jax.tasks.search.section import SearchSection
 
 if TYPE_CHECKING:
@@ -89,11 +85,13 @@ class RerankSection(SearchSection):
     ``{kind: rerank, train: candidates.jsonl, query: question, document: answer, label: fits}``
 
     `dev` and `test` are tables like `train`, or directories in the layout of BEIR that also have
-    the files ``candidates/dev.tsv`` and ``candidates/test.tsv``.
+    the files ``candidates/dev.tsv`` and ``candidates/test.tsv``, or sets in the layout of NanoBEIR:
+    ``hf://datasets/sentence-transformers/NanoBEIR-en/NanoMSMARCO``.
     """
 
     text_column = "query"
     learns_labels = False
+    parts = (*PARTS, CANDIDATES)
 
     kind: Literal["rerank"] = "rerank"
     query: str
@@ -180,10 +178,6 @@ class RerankSection(SearchSection):
         """Returns whether every row of a role needs labels. A held-out dev set is like `train`."""
         without = role == "train" and self.loss.kind in TEACHER and self.dev is not None
         return needs_labels(role) and not without
-
-    def files_of(self, directory: str, role: str) -> Sequence[str]:
-        """Returns the files of a directory that a role needs."""
-        return files_of(directory, role)
 
     def head(self, found: TextHeadSection | None, *, max_length: int) -> CrossEncoderSection:
         """Returns how the trained model scores pairs. `found` is the checkpoint's text head."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from bert_jax.model.cross_entropy import soft_target_loss
 from bert_jax.task import Batch
 from bert_jax.tasks.batches import WEIGHTS
-from bert_jax.tasks.rerank.candidates import LABELS
+from bert_jax.tasks.rerank.pairs import LABELS
 from bert_jax.tasks.rerank.section import RerankLossSection
 from bert_jax.tasks.task import NO_POSITION, FinetuneTask
 

@@ -3,32 +3,21 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.tables import SUFFIXES, RowError, TableRow, read_table
-from bert_jax.errors import UserError
-from bert_jax.files.download import local_copy
-from bert_jax.files.hub import is_dataset_file
-from bert_jax.files.remote import is_remote
 from bert_jax.inference.comparison import Comparison, comparison_of
 from bert_jax.model.text_head import VectorHeadSection
-from bert_jax.tasks.family import Record, content_hash, no_rows
-from bert_jax.tasks.labels import number_of
+from bert_jax.tasks.family import Record, content_hash
 from bert_jax.tasks.search.tuples import (
     TextSample,
     TextsSplit,
     TextTuple,
     spread,
-    text_of,
 )
-from bert_jax.tasks.table import row_id
 from bert_jax.text.tokenizer import Tokenizer
 
-QUERIES: Final = "queries.jsonl"
-PASSAGES: Final = "corpus.jsonl"
 RECALLED: Final = (1, 10, 100)  # k of recall@k
 CUTOFF: Final = 10  # k of nDCG@k; also number of passages in a record
 FIGURES: Final = (f"ndcg@{CUTOFF}", "mrr", *(f"recall@{k}" for k in RECALLED))
@@ -53,100 +42,6 @@ def retrieval_of(rows: Sequence[TextTuple]) -> Retrieval:
         relevance.setdefault(row.texts[0], {})[row.texts[1]] = 1
     passages = {text: text for row in rows for text in row.texts[1:]}
     return Retrieval({query: query for query in relevance}, passages, relevance)
-
-
-def is_directory(path: str) -> bool:
-    """Returns whether a path is a directory. A remote directory is a path without a suffix."""
-    if is_remote(path):
-        return Path(path).suffix not in SUFFIXES
-    return not is_dataset_file(path) and Path(path).is_dir()
-
-
-def files_of(directory: str, role: str) -> list[str]:
-    """Returns the files of a directory in the layout of BEIR: queries, passages, relevance."""
-    return [f"{directory}/{name}" for name in (QUERIES, PASSAGES, f"qrels/{role}.tsv")]
-
-
-def read_retrieval(directory: str, role: str) -> tuple[Retrieval, list[str]]:
-    """Reads a directory in the layout of BEIR (arXiv 2104.08663).
-
-    ``queries.jsonl`` has `_id` and `text`, ``corpus.jsonl`` also `title`. ``qrels/<role>.tsv`` has
-    the columns `query-id`, `corpus-id` and `score`. Queries that it does not name are left out.
-
-    Some datasets of BEIR judge passages that are not in the corpus. As in pytrec_eval, they are
-    passages that no search finds, and a query without a relevant passage scores 0.
-
-    Returns the data, and notes on judgements of unknown ids and on queries without a relevant
-    passage. Raises UserError if a file is missing or malformed, a query is empty, or no query has a
-    relevant passage in the corpus.
-    """
-    asked, searched, judged = map(local_copy, files_of(directory, role))
-    queries = {id_of(row, "_id"): text_of(row, "text") for row in rows_of(asked, "_id", "text")}
-    passages = {}
-    for row in rows_of(searched, "_id", "text"):
-        title = row.text("title") if row.values.get("title") else ""
-        passages[id_of(row, "_id")] = f"{title} {row.text('text')}".strip()
-    relevance: dict[str, dict[str, int]] = {}
-    unknown: dict[str, list[str]] = {QUERIES: [], PASSAGES: []}  # judged ids that a file lacks
-    for row in rows_of(judged, "query-id", "corpus-id", "score"):
-        query, passage, grade = id_of(row, "query-id"), id_of(row, "corpus-id"), _grade(row)
-        if query not in queries:
-            unknown[QUERIES].append(query)
-            continue
-        if passage not in passages:
-            unknown[PASSAGES].append(passage)
-        relevance.setdefault(query, {})[passage] = grade
-    found = [
-        query
-        for query, grades in relevance.items()
-        if any(grade > 0 and passage in passages for passage, grade in grades.items())
-    ]
-    if not found:
-        raise UserError(
-            "embedding.no_relevant_passage",
-            f"found no query of {QUERIES} with a relevant passage (score 1 or higher) in "
-            f"{PASSAGES}",
-            place=judged,
-        )
-    notes = [
-        f"{judged}: {len(ids):,} judgements of ids that {file} lacks {effect}, first {ids[0]}"
-        for (file, ids), effect in zip(
-            unknown.items(), ("are skipped", "count as passages not found"), strict=True
-        )
-        if ids
-    ]
-    if none := len(relevance) - len(found):
-        notes.append(
-            f"{judged}: {none:,} of {len(relevance):,} queries have no relevant passage in "
-            f"{PASSAGES} and score 0"
-        )
-    return Retrieval({query: queries[query] for query in relevance}, passages, relevance), notes
-
-
-def rows_of(path: Path, *columns: str) -> list[TableRow]:
-    """Returns the rows of a file. Raises UserError if it is empty or lacks one of the columns."""
-    rows = list(read_table(path))
-    if not rows:
-        raise no_rows(path)
-    for row in rows:
-        row.require((name, name) for name in columns)
-    return rows
-
-
-def id_of(row: TableRow, column: str) -> str:
-    """Returns the id in a column. Raises RowError as `row_id`."""
-    return str(row_id(row, column))
-
-
-def _grade(row: TableRow) -> int:
-    found = number_of(row.values["score"])
-    if found is None or not found.is_integer():
-        raise RowError(
-            "embedding.grade",
-            f"found {row.values['score']!r}, allowed: a whole number",
-            place=f'{row.place}: column "score"',
-        )
-    return int(found)
 
 
 class RetrievalSplit(TextsSplit):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import pydantic
 
@@ -28,6 +28,7 @@ from bert_jax.tasks.family import (
 )
 from bert_jax.tasks.scores import figures
 from bert_jax.tasks.search import retrieval
+from bert_jax.tasks.search.directory import PARTS, files_of, is_directory, read_retrieval
 from bert_jax.tasks.search.tuples import (
     SCORES,
     TeacherColumns,
@@ -51,22 +52,22 @@ class SearchSection(RowsSection):
     `text_column` is the setting with the column of the queries.
     """
 
-    def files_of(self, directory: str, role: str) -> Sequence[str]:
-        """Returns the files of a directory that a role needs."""
-        return retrieval.files_of(directory, role)
+    parts: ClassVar[Sequence[str]] = PARTS
+    """The parts of a directory that the task needs."""
 
     def directory(self, role: str) -> str | None:
         """Returns the directory in the layout of BEIR of a role, None if it has a table."""
         path = getattr(self, role) if role in ("dev", "test") else None
-        return path if path is not None and retrieval.is_directory(path) else None
+        return path if path is not None and is_directory(path) else None
 
     def check_input(self, name: str) -> None:
         """Raises UserError if a file does not exist, or its first row lacks a column."""
         if (directory := self.directory(name)) is None:
             super().check_input(name)
         else:
-            for file in self.files_of(directory, name):
-                require_file(file)
+            for files in files_of(directory, name, self.parts).values():
+                for file in files:
+                    require_file(file)
 
     def split_off_dev(
         self,
@@ -290,10 +291,10 @@ class VectorSearchSection(SearchSection):
             if role not in request.roles or (role == "dev" and self.dev is None):
                 if role == "test" and "train" in request.roles and self.directory(role) is not None:
                     # Find mistakes before the training.
-                    notes += retrieval.read_retrieval(str(self.test), role)[1]
+                    notes += read_retrieval(str(self.test), role)[1]
                 continue
             if (directory := self.directory(role)) is not None:
-                data, found = retrieval.read_retrieval(directory, role)
+                data, found = read_retrieval(directory, role)
                 notes += found
                 splits[role] = _retrieval_split(data, request, head)
             else:

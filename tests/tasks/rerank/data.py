@@ -19,12 +19,17 @@ def lists(rows: int, seed: int) -> list[dict[str, Any]]:
     return made
 
 
+def candidates_of(rows: list[dict[str, Any]]) -> list[list[int]]:
+    """Returns the numbers of 5 candidate passages of each query. The third one answers it."""
+    return [[(at + other) % len(rows) for other in (3, 1, 0, 2, 4)] for at in range(len(rows))]
+
+
 def write_candidates(directory: Path, rows: list[dict[str, Any]], role: str = "dev") -> Path:
-    """Writes a directory in the layout of BEIR: each query has 5 passages as candidates."""
+    """Writes a directory in the layout of BEIR with the candidates of `candidates_of`."""
     write_beir(directory, rows, role)
     lines = ["query-id\tcorpus-id\tscore"]
-    for at in range(len(rows)):
-        lines += [f"q{at}\tp{(at + other) % len(rows)}\t{5 - other}" for other in (3, 1, 0, 2, 4)]
+    for at, others in enumerate(candidates_of(rows)):
+        lines += [f"q{at}\tp{other}\t{5 - rank}" for rank, other in enumerate(others)]
     (directory / "candidates").mkdir(exist_ok=True)
     (directory / "candidates" / f"{role}.tsv").write_text("\n".join(lines) + "\n")
     return directory

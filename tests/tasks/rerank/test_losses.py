@@ -21,7 +21,8 @@ from bert_jax.parallel.sharding_rules import replicated
 from bert_jax.runs.run_directory import open_run
 from bert_jax.task import Rngs
 from bert_jax.tasks.batches import collate
-from bert_jax.tasks.rerank.candidates import Candidates, ListSplit
+from bert_jax.tasks.rerank.candidates import Candidates
+from bert_jax.tasks.rerank.pairs import ListSplit
 from bert_jax.tasks.rerank.section import RerankLossSection
 from bert_jax.tasks.rerank.task import RerankTask
 from bert_jax.train.state import abstract_params, define_model, draw_params

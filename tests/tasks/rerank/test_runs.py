@@ -8,17 +8,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import pytrec_eval
+from huggingface_hub import constants
 from sentence_transformers import CrossEncoder
 
 import bert_jax
 from bert_jax.config import parse_config
 from bert_jax.train.metrics_writer import read_metrics
+from tests.interop.hub_server import COMMIT, go_online, serve
 from tests.interop.test_sentence_transformers import tensors
 from tests.project import ok, refused, write_config
 from tests.report.strict_html import read
-from tests.tasks.rerank.data import lists, rerank_config, write_candidates
+from tests.tasks.rerank.data import candidates_of, lists, rerank_config, write_candidates
 from tests.tasks.runs import FILLERS
-from tests.tasks.search.data import pairs, write_jsonl
+from tests.tasks.search.data import pairs, write_jsonl, write_nano
 
 pytestmark = pytest.mark.slow
 
@@ -124,14 +126,24 @@ def test_a_model_that_they_saved_is_imported(
         np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 
-def test_candidates_of_a_directory_are_reranked(trained: Path, tmp_path: Path) -> None:
-    beir = write_candidates(tmp_path / "beir", pairs(12, 5), "test")
+def test_candidates_of_directories_are_reranked(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dev set has BEIR's layout, the same test set NanoBEIR's, in a dataset on a hub."""
+    rows = pairs(12, 5)
+    write_nano(tmp_path / "nano", rows, candidates_of(rows))
     config = yaml_of(trained)
-    config["finetune"]["task"]["test"] = str(beir)
+    config["finetune"]["task"]["dev"] = str(write_candidates(tmp_path / "beir", rows))
+    config["finetune"]["task"]["test"] = "hf://datasets/someone/nano/NanoMade"
     config["finetune"] |= {"epochs": 1, "init_from": str(trained)}
     config["run_dir"] = str(tmp_path / "again")
-    outcome = bert_jax.finetune(parse_config(config))
-    assert outcome.scores is not None
+    with serve({"datasets/someone/nano": tmp_path / "nano"}) as hub:
+        go_online(hub, monkeypatch, tmp_path / "cache", "hf_token")
+        outcome = bert_jax.finetune(parse_config(config))
+    record = json.loads((tmp_path / "again" / "provenance.json").read_text())["files"]["test"]
+    assert record["hub"] == f"hf://datasets/someone/nano@{COMMIT}/NanoMade"
+    # From here on, the server is down.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     ok("predict", tmp_path / "again", tmp_path / "p.jsonl")
     records = records_of(tmp_path / "p.jsonl")
     assert [len(each["prediction"]) for each in records] == [5] * 12
@@ -144,6 +156,7 @@ def test_candidates_of_a_directory_are_reranked(trained: Path, tmp_path: Path) -
     expected = {ours: np.mean([each[name] for each in by_query]) for ours, name in TREC.items()}
     found = bert_jax.evaluate(tmp_path / "again", split="test").scores
     assert found == pytest.approx(expected, abs=1e-9)
+    assert outcome.scores == pytest.approx(expected, abs=1e-9)
 
 
 def yaml_of(run: Path) -> dict[str, Any]:
@@ -253,6 +266,7 @@ def test_a_teacher_with_long_lists(tmp_path: Path) -> None:
             "train.jsonl: line 1",
         ),
         (["finetune.task.dev={alone}"], "rerank.dev_undecided", "task.dev"),
+        (["finetune.task.dev={nano}/NanoMud"], "search.no_set", "{nano}/NanoMud"),
         (["finetune.task.dev={beir}"], "file.missing", "{beir}/candidates/dev.tsv"),
         (["finetune.distill_from=x"], "finetune.distill_embedding", "finetune.distill_from"),
     ],
@@ -267,7 +281,9 @@ def test_the_command_names_what_is_wrong(
     graded = [row | {"labels": ["good", "bad"]} for row in lists(4, 1)]
     twice = [row | {"documents": [row["documents"][0]] * len(row["labels"])} for row in lists(4, 1)]
     scored = [row | {"scores": row["labels"]} for row in lists(4, 1)]
+    nano = write_nano(tmp_path / "nano", pairs(6, 1), [[0]] * 6)
     paths = {
+        "nano": str(nano.parent),
         "scored": str(write_jsonl(tmp_path / "scored.jsonl", scored)),
         "twice": str(write_jsonl(tmp_path / "twice.jsonl", twice)),
         "beir": str(beir),

@@ -1,11 +1,13 @@
 """Pairs of made-up texts that share words, and files in the layout of BEIR."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 
@@ -50,6 +52,29 @@ def write_beir(directory: Path, rows: list[dict[str, Any]], role: str = "dev") -
     write_jsonl(directory / "corpus.jsonl", passages)
     write_qrels(directory, [(f"q{n}", f"p{n}", 1) for n in range(len(rows))], role=role)
     return directory
+
+
+def write_nano(
+    directory: Path, rows: list[dict[str, Any]], candidates: Sequence[Sequence[int]]
+) -> Path:
+    """Writes the content of `write_beir` as a set of NanoBEIR. Returns the path of the set.
+
+    `candidates` has the numbers of the candidate passages of each query.
+    """
+    answers = enumerate(row["answer"] for row in rows)
+    lists = ([f"p{each}" for each in numbers] for numbers in candidates)
+    tables: dict[str, list[dict[str, Any]]] = {
+        "queries": [{"_id": f"q{n}", "text": row["question"]} for n, row in enumerate(rows)],
+        "corpus": [{"_id": f"p{n}", "text": text} for n, text in answers],
+        "qrels": [{"query-id": f"q{n}", "corpus-id": f"p{n}"} for n in range(len(rows))],
+        "bm25": [{"query-id": f"q{n}", "corpus-ids": ids} for n, ids in enumerate(lists)],
+    }
+    for name, table in tables.items():
+        (directory / name).mkdir(parents=True, exist_ok=True)
+        for made in ("NanoMade", "NanoOther"):
+            path = directory / name / f"{made}-00000-of-00001.parquet"
+            pq.write_table(pa.Table.from_pylist(table), path)
+    return directory / "NanoMade"
 
 
 def write_qrels(

@@ -18,7 +18,7 @@ from bert_jax.tasks.family import Family, Split
 from bert_jax.tasks.search.tuples import SCORE, TEACHER, TEXTS
 from bert_jax.validation import validate
 from tests.project import refuses, says
-from tests.tasks.search.data import write_beir, write_jsonl, write_qrels
+from tests.tasks.search.data import write_beir, write_jsonl, write_nano, write_qrels
 from tests.tasks.sequences import IDS, opening, write_lines
 
 CLS, SEP = IDS["[CLS]"], IDS["[SEP]"]
@@ -177,6 +177,19 @@ def test_a_directory_of_beir_is_a_retrieval(tmp_path: Path) -> None:
     assert texts_of(split) == [[each] for each in (words(10, 1, 2), words(10, 8), *passages)]
 
 
+def test_a_set_of_nano_beir_equals_its_directory_of_beir(tmp_path: Path) -> None:
+    """Relevance without grades; a query's relevant passages may be a list."""
+    rows = [ROW, {"question": "w5", "answer": "w6 w7"}]
+    nano = write_nano(tmp_path / "nano", rows, [])
+    beir = write_beir(tmp_path / "beir", rows)
+    for _ in ("ids", "lists"):
+        found = {each.name: opened(tmp_path, "dev", dev=str(each)) for each in (nano, beir)}
+        assert found["NanoMade"].content == found["beir"].content
+        lists = [{"query-id": f"q{at}", "corpus-id": [f"p{at}", "p1"]} for at in range(2)]
+        pq.write_table(pa.Table.from_pylist(lists), next(nano.parent.glob("qrels/NanoMade*")))
+        write_qrels(beir, [("q0", "p0", 1), ("q0", "p1", 1), ("q1", "p1", 1)])
+
+
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_evaluation_compares_vectors_as_sentence_transformers(
@@ -211,7 +224,7 @@ QRELS: dict[str, Broken] = {
         [("q0", "p0", 0), ("q1", "p9", 1), ("q9", "p0", 1)],
         "embedding.no_relevant_passage",
         "",
-        {"queries": "queries.jsonl", "passages": "corpus.jsonl"},
+        {"passages": "corpus"},
     ),
     "grade": ([("q0", "p0", "x")], "embedding.grade", 'line 2: column "score"', {"found": "x"}),
 }
