@@ -9,7 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.family import Columns
 from bert_jax.tasks.labels import number_of
 from bert_jax.tasks.search.directory import CANDIDATES, files_of, pairs_of, read_retrieval
-from bert_jax.tasks.search.tuples import text_of
+from bert_jax.tasks.search.tuples import TeacherColumns, teacher_of, text_of
 from bert_jax.tasks.table import row_id
 
 
@@ -36,7 +36,7 @@ class CandidateColumns(NamedTuple):
     document: str  # texts, or lists of texts
     negatives: Sequence[str]  # with negatives, the document of every row has the label 1
     label: str | None  # numbers, or lists of numbers
-    teacher_score: str | None  # numbers, or lists of numbers; every row must have them
+    teacher: TeacherColumns | None
     id: str | None
     labelled: bool  # whether every row must have a label
     required: Columns
@@ -58,8 +58,9 @@ def read_candidates(
         query, texts = text_of(row, columns.query), _documents(row, columns.document)
         texts += [text_of(row, name) for name in columns.negatives]
         grades, scores = _labels(row, columns, texts), None
-        if columns.teacher_score is not None:
-            scores = _numbers(row, columns.teacher_score, texts)
+        if columns.teacher is not None:
+            of_row = columns.teacher._replace(passages=len(texts))
+            scores = _by_text(row, texts, teacher_of(row, of_row, []).tolist())
         name = columns.id or ("id" if "id" in row.columns else None)
         number = len(found) + errors.count if name is None else row_id(row, name)
         documents = {text: text for text in texts}

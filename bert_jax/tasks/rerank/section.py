@@ -37,6 +37,7 @@ from bert_jax.tasks.rerank.pairs import ListSplit, PairsSplit, RankingSplit, by_
 from bert_jax.tasks.search import retrieval
 from bert_jax.tasks.search.directory import CANDIDATES, PARTS
 from bert_jax.tasks.search.section import SearchSection
+from bert_jax.tasks.search.tuples import TeacherColumns
 
 if TYPE_CHECKING:
     from bert_jax.report.rendering import View
@@ -68,14 +69,17 @@ class RerankLossSection(Section):
     """`bce` only: weight of the part of the loss that raises scores. With few relevant documents,
     a usual value is the number of others per relevant one."""
     temperature: float = pydantic.Field(default=1.0, gt=0)
-    """`kl` only: divisor of both scores. A teacher's scores that differ by 10 or more need a
-    larger value, otherwise only the best candidate counts."""
+    """`kl` only: divisor of the scores before the softmax."""
+    teacher_temperature: float = pydantic.Field(default=1.0, gt=0)
+    """`kl` only: divisor of the teacher's scores. Scores that differ by 10 or more need a larger
+    value, otherwise only the best candidate counts."""
 
     @pydantic.model_validator(mode="after")
     def _only_used(self) -> Self:
-        for kind, name in (("bce", "positive_weight"), ("kl", "temperature")):
-            if self.kind != kind:
-                refuse_ignored(self, name, allowed=kind)
+        if self.kind != "bce":
+            refuse_ignored(self, "positive_weight", allowed="bce")
+        if self.kind != "kl":
+            refuse_ignored(self, "temperature", "teacher_temperature", allowed="kl")
         return self
 
 
@@ -103,9 +107,11 @@ class RerankSection(SearchSection):
     label: str | None = None
     """Column of the labels: a number per document, above 0 for a relevant one. A list of documents
     needs a list of labels. Not needed with `negatives`."""
-    teacher_score: str | None = None
+    teacher_score: Strings = ()
     """Column of a teacher's scores in `train`, a number per document, for the losses `mse`,
-    `margin_mse` and `kl`. With them, only `dev` needs labels."""
+    `margin_mse` and `kl`. Or a column for `document` and for each of `negatives`. With negatives
+    and `margin_mse`, the numbers can also be the teacher's margins, one for each negative. With
+    scores, only `dev` needs labels."""
     label_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest label in `train`, for the loss `bce`."""
     dev_fraction: float = pydantic.Field(default=0.1, gt=0, lt=1)
@@ -121,8 +127,9 @@ class RerankSection(SearchSection):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
         negatives = {f"negatives.{at}": name for at, name in enumerate(self.negatives)}
-        columns = ("query", "document", "label", "teacher_score")
-        refuse_same_column({name: getattr(self, name) for name in columns} | negatives)
+        columns = {name: getattr(self, name) for name in ("query", "document", "label")}
+        scores = {f"teacher_score.{at}": name for at, name in enumerate(self.teacher_score)}
+        refuse_same_column(columns | negatives | scores)
         teacher = self.loss.kind in TEACHER
         given = (self.label is not None) + bool(self.negatives)
         needed = 0 if teacher and self.dev is not None else 1
@@ -133,7 +140,7 @@ class RerankSection(SearchSection):
                 f"{found}, allowed: a column of labels, or columns of negatives without it",
                 place="label",
             )
-        if teacher and self.teacher_score is None:
+        if teacher and not self.teacher_score:
             raise SettingError(
                 "rerank.no_teacher",
                 f"missing, but the loss {self.loss.kind} needs it. Set it to a column.",
@@ -171,8 +178,13 @@ class RerankSection(SearchSection):
             *(("task.negatives", name) for name in negatives),
             ("task.id", self.id),
             *([("task.label", self.label)] if self._labelled(role) else []),
-            *([("task.teacher_score", self.teacher_score)] if role == "train" else []),
+            *(("task.teacher_score", each) for each in self.teacher_score if role == "train"),
         ]
+
+    @property
+    def _teacher(self) -> TeacherColumns:
+        margins = self.loss.kind == "margin_mse" and bool(self.negatives)
+        return TeacherColumns("task.teacher_score", self.teacher_score, margins=margins)
 
     def _labelled(self, role: str) -> bool:
         """Returns whether every row of a role needs labels. A held-out dev set is like `train`."""
@@ -252,7 +264,7 @@ class RerankSection(SearchSection):
             document=self.document,
             negatives=() if role == "input" else self.negatives,
             label=self.label,
-            teacher_score=self.teacher_score if role == "train" else None,
+            teacher=self._teacher if role == "train" and self.teacher_score else None,
             id=self.id,
             labelled=self._labelled(role),
             required=self.required(role),
@@ -280,7 +292,8 @@ class RerankSection(SearchSection):
         Their labels are from 0 to 1 for `bce`, and the teacher's scores for losses of a teacher.
         """
         if self.loss.kind in LISTS:
-            rows = joined(rows, "train", notes)
+            if not self._teacher.margins:  # relative to the first document of their row
+                rows = joined(rows, "train", notes)
             most = self.candidates_per_query
             longer = sum(len(each.documents) > most for each in rows)
             what = f"of {len(rows):,} queries have more than {most} candidates, which are sampled"

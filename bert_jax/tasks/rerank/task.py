@@ -51,8 +51,10 @@ class RerankTask(FinetuneTask):
             wanted_BK = jax.nn.softmax(jnp.where(exists_BK, labels_BK, NO_POSITION))
             return -(wanted_BK * jax.nn.log_softmax(found)).sum(axis=-1)
         if self.training.kind == "kl":
-            wanted_BK = jnp.where(exists_BK, labels_BK, NO_POSITION)
-            return soft_target_loss(found, wanted_BK, temperature=self.training.temperature)
+            temperature = self.training.temperature
+            scores_BK = labels_BK * (temperature / self.training.teacher_temperature)
+            wanted_BK = jnp.where(exists_BK, scores_BK, NO_POSITION)
+            return soft_target_loss(found, wanted_BK, temperature=temperature)
         found_BK = jnp.where(exists_BK, found, 0)
         if self.training.kind == "lambda":
             margins_BKK = _differences(found)

@@ -97,7 +97,7 @@ def read_tuples(
         name = columns.id or ("id" if "id" in row.columns else None)
         row.require([("task.id", name)])
         number = len(found) + errors.count if name is None else row_id(row, name)
-        teacher = columns.teacher and _teacher(row, columns.teacher, widths)
+        teacher = columns.teacher and teacher_of(row, columns.teacher, widths)
         found.append(TextTuple(number, texts, _score(row, columns), row.line, teacher))
 
     errors.kept(table, read)
@@ -132,7 +132,7 @@ def _score(row: TableRow, columns: TupleColumns) -> float | None:
     return scaled(number, columns.score_range)
 
 
-def _teacher(row: TableRow, columns: TeacherColumns, widths: list[int]) -> np.ndarray:
+def teacher_of(row: TableRow, columns: TeacherColumns, widths: list[int]) -> np.ndarray:
     """Returns what a teacher found for a row, float32. Margins m become the scores 0 and −m."""
     values = [row.values[name] for name in columns.names]
     if len(values) == 1 and isinstance(values[0], list | tuple | np.ndarray):

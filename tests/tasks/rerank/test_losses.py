@@ -85,7 +85,12 @@ def targets_of(rows: list[Candidates], name: str) -> Any:
 
 def distillation(model: Any) -> Any:
     """Returns the divergence of a teacher's scores, which their class computes from vectors."""
-    loss = DistillKLDivLoss(model, similarity_fct=lambda _, scores: scores, temperature=2.0)
+    loss = DistillKLDivLoss(
+        model,
+        similarity_fct=lambda _, scores: scores,
+        student_temperature=2.0,
+        teacher_temperature=0.5,
+    )
 
     def of_batch(inputs: list[list[str]], labels: Any) -> Any:
         queries, *columns = inputs
@@ -108,7 +113,7 @@ LOSSES: dict[str, tuple[list[int], dict[str, Any], Any]] = {
     "list_net": ([2, 4, 1, 3, 4, 2], {}, losses.ListNetLoss),
     "lambda": ([2, 4, 1, 3, 4, 2], {}, losses.LambdaLoss),
     "margin_mse": ([3] * ROWS, {}, losses.MarginMSELoss),
-    "kl": ([3] * ROWS, {"temperature": 2.0}, distillation),
+    "kl": ([3] * ROWS, {"temperature": 2.0, "teacher_temperature": 0.5}, distillation),
 }
 
 

@@ -167,7 +167,7 @@ def yaml_of(run: Path) -> dict[str, Any]:
 
 
 def test_pairs_and_negatives_in_memory(trained: Path, tmp_path: Path) -> None:
-    """Single pairs with graded labels, and columns of negatives; the dev set is held out."""
+    """Graded labels, columns of negatives, and a teacher's margins; the dev set is held out."""
     rows = pairs(96, 7)
     single = [
         {"query": row["question"], "document": row[name], "label": grade}
@@ -182,6 +182,15 @@ def test_pairs_and_negatives_in_memory(trained: Path, tmp_path: Path) -> None:
         "negatives": (
             [{"query": row["question"], **row} for row in rows],
             {"document": "answer", "negatives": ["wrong", "similar"]},
+        ),
+        "margins": (
+            [{"query": row["question"], "m1": 3, "m2": 2.5, **row} for row in rows],
+            {
+                "document": "answer",
+                "negatives": ["wrong", "similar"],
+                "teacher_score": ["m1", "m2"],
+                "loss": {"kind": "margin_mse"},
+            },
         ),
     }
     for name, (table, task) in tables.items():
@@ -219,7 +228,7 @@ def test_a_teacher_with_long_lists(tmp_path: Path) -> None:
         tmp_path,
         train=str(write_jsonl(tmp_path / "scored.jsonl", rows)),
         teacher_score="scores",
-        loss={"kind": "kl", "temperature": 2.0},
+        loss={"kind": "kl", "teacher_temperature": 2.0},
         candidates_per_query=4,
     )
     said = ok("finetune", write_config(tmp_path / "config.yaml", values))
@@ -236,7 +245,7 @@ def test_a_teacher_with_long_lists(tmp_path: Path) -> None:
         (["finetune.task.document=Documents"], "table.column_unknown", "task.document"),
         (["finetune.task.label=null"], "rerank.label_needed", "finetune.task.label"),
         (["finetune.task.loss.kind=kl"], "rerank.no_teacher", "task.teacher_score"),
-        (["finetune.task.teacher_score=labels"], "setting.same_column", "task.teacher_score"),
+        (["finetune.task.teacher_score=labels"], "setting.same_column", "task.teacher_score.0"),
         (["finetune.task.teacher_score=x"], "setting.ignored", "task.teacher_score"),
         (
             ["finetune.task.loss.kind=bce", "finetune.task.candidates_per_query=8"],
