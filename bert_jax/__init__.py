@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from bert_jax.loaded_model import LoadedModel, Ranked, load
     from bert_jax.model.architecture import EncoderArchitecture
     from bert_jax.model.section import Execution, HeadsSection, ModelSection
-    from bert_jax.model.text_head import CrossEncoderSection, PoolingSection
+    from bert_jax.model.text_head import CrossEncoderSection, PoolingSection, SparseHeadSection
     from bert_jax.objectives.sections import (
         BertObjectiveSection,
         CausalObjectiveSection,
@@ -117,6 +117,7 @@ if TYPE_CHECKING:
     from bert_jax.tasks.glue.family import GlueSection
     from bert_jax.tasks.rerank.section import RerankLossSection, RerankSection
     from bert_jax.tasks.section import FinetuneSection
+    from bert_jax.tasks.sparse.section import SparseLossSection, SparseSection
     from bert_jax.tasks.squad.family import SquadSection
     from bert_jax.tasks.sweep_grid import SweepSection
     from bert_jax.tasks.table import TableSection
@@ -179,6 +180,7 @@ __all__ += ["ContaminationSection", "DistributedSection", "EvaluationSection", "
 __all__ += ["Execution", "FinetuneOptimizerSection", "FinetuneSection", "GlueSection"]
 __all__ += ["CrossEncoderSection", "EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
 __all__ += ["RerankLossSection", "RerankSection"]
+__all__ += ["SparseHeadSection", "SparseLossSection", "SparseSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixingSection", "MixtureSection"]
 __all__ += ["MlperfSection", "ModelSection", "MultipleChoiceSection", "NearDuplicatesSection"]

@@ -97,13 +97,14 @@ class ChangingTransform(RowTransform, Protocol):
 
 
 class Rngs(NamedTuple):
-    """Random keys of a batch or microbatch, with the numbers of its rows.
+    """Random keys of a batch or microbatch, with the numbers of its rows, and the step.
 
     See `bert_jax.model.row_key`. Each is a threefry key for a whole batch.
     """
 
     draws: jax.Array  # for draws of the task; in evaluation, rows have the numbers of examples
     dropout: jax.Array | None  # None in evaluation
+    step: jax.Array | None = None  # number of updates before this one; None in evaluation
 
 
 class FrozenModel(NamedTuple):

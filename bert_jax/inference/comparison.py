@@ -2,11 +2,14 @@
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from bert_jax.model.text_head import PoolingSection, VectorHeadSection
+from bert_jax.model.text_head import PoolingSection, SparseHeadSection, VectorHeadSection
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 HeadT = TypeVar("HeadT", bound=VectorHeadSection)
 
@@ -54,6 +57,41 @@ class VectorComparison(Comparison[PoolingSection]):
         return float(first @ second)
 
 
+class SparseVector(NamedTuple):
+    """The pieces of a text that have a weight. The names are those of a row of `csr_array`."""
+
+    indices: np.ndarray  # int32 [active]: ids of pieces, increasing
+    data: np.ndarray  # float32 [active]: their weights
+    shape: tuple[int]  # number of pieces that can have a weight
+
+
+class SparseComparison(Comparison[SparseHeadSection]):
+    """Compares sparse vectors by the dot product. Only weights above 0 are stored."""
+
+    def kept(self, output: np.ndarray, ids: Sequence[int], *, query: bool) -> SparseVector:
+        """Returns the largest weights of an output, see `SparseHeadSection.top_k`."""
+        del ids, query
+        pieces = np.flatnonzero(output)
+        if self.head.top_k is not None and self.head.top_k < len(pieces):
+            # Of equal weights, the first pieces remain, as with `SparseHead.cut`.
+            pieces = np.sort(pieces[np.argsort(-output[pieces], kind="stable")[: self.head.top_k]])
+        return SparseVector(pieces.astype(np.int32), output[pieces], output.shape)
+
+    def collect(self, kept: "Sequence[SparseVector | csr_array]") -> "csr_array":
+        """Returns the vectors, [texts, pieces]."""
+        from scipy.sparse import csr_array  # here, because it takes 0.1 s
+
+        ends = np.cumsum([0, *(len(each.data) for each in kept)])
+        data, pieces = (
+            np.concatenate([getattr(each, name) for each in kept]) for name in ("data", "indices")
+        )
+        return csr_array((data, pieces, ends), shape=(len(kept), kept[0].shape[-1]))
+
+    def scores(self, queries: "csr_array", passages: "csr_array") -> np.ndarray:
+        """Returns the dot products, float32 [queries, passages]."""
+        return (queries @ passages.T).toarray()
+
+
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:
     """Returns vectors of length 1, [rows, width]."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -61,6 +99,7 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
 
 COMPARISONS: Mapping[type[VectorHeadSection], Callable[..., Comparison[Any]]] = {
     PoolingSection: VectorComparison,
+    SparseHeadSection: SparseComparison,
 }
 """The comparison of each kind of text head."""
 

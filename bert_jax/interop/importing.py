@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.inference.execution import ForwardDtype, forward_model
-from bert_jax.interop import cross_encoder, sentence_transformers
+from bert_jax.interop import cross_encoder, sentence_transformers, sparse_encoder
 from bert_jax.interop.hf_checkpoint import is_hf, read_hf
 from bert_jax.interop.sentence_transformers import encoder_directory, is_sentence_transformers
 from bert_jax.interop.sentence_transformers_sections import TextHeadFormat
@@ -19,7 +19,12 @@ from bert_jax.interop.sources import no_directory
 from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.interop.tf_checkpoint import is_tf, read_tf
 from bert_jax.model.section import Execution
-from bert_jax.model.text_head import CrossEncoderSection, PoolingSection, TextHeadSection
+from bert_jax.model.text_head import (
+    CrossEncoderSection,
+    PoolingSection,
+    SparseHeadSection,
+    TextHeadSection,
+)
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.runs.settings import CONFIG
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -32,6 +37,7 @@ from bert_jax.train.state import abstract_params
 # To register the files of a text head, add its format here.
 TEXT_HEADS: Final[Mapping[type[TextHeadSection], TextHeadFormat]] = {
     PoolingSection: sentence_transformers.FORMAT,
+    SparseHeadSection: sparse_encoder.FORMAT,
     CrossEncoderSection: cross_encoder.FORMAT,
 }
 

@@ -34,7 +34,6 @@ from bert_jax.interop.sentence_transformers_sections import (
     DenseModule,
     ModelFile,
     TextHeadFormat,
-    TransformerModule,
     VectorModule,
     longest_text,
     model_type,
@@ -67,7 +66,8 @@ _MODE_KEYS: Final = {
 
 def is_sentence_transformers(directory: Path) -> bool:
     """Returns whether a directory has the modules.json of a model of sentence embeddings."""
-    return (directory / MODULES).exists() and model_type(directory) != "CrossEncoder"
+    others = ("CrossEncoder", "SparseEncoder")
+    return (directory / MODULES).exists() and model_type(directory) not in others
 
 
 def encoder_directory(directory: Path) -> Path:
@@ -99,7 +99,7 @@ def read_sentence_transformers(
     settings = read_model_file(directory, ModelFile)
     prompts, notes = read_prompts(directory, settings)
     model = read_hf(encoder, tokenizer=tokenizer)
-    transformer = read_transformer(encoder, model, TransformerModule)
+    transformer = read_transformer(encoder, model)
     by_cosine = settings.similarity_fn_name in (None, "cosine")
     embedding = PoolingSection(
         pool=pool,

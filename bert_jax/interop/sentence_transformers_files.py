@@ -11,8 +11,8 @@ from bert_jax.files.read import parse_json, read_json_object, read_text
 from bert_jax.interop.sentence_transformers_sections import (
     SETTINGS,
     TRANSFORMER,
-    ModelFile,
     ModuleEntry,
+    PromptsFile,
     TransformerModule,
     write_json,
 )
@@ -33,8 +33,7 @@ _PASSAGE: Final = "document"
 _UNREACHED: Final = ("passage", "corpus")
 _DEFAULT: Final = "default"  # our name of a prompt without a role
 
-FileT = TypeVar("FileT", bound=ModelFile)
-ModuleT = TypeVar("ModuleT", bound=TransformerModule)
+FileT = TypeVar("FileT", bound=PromptsFile)
 
 
 def read_modules(
@@ -91,7 +90,7 @@ def read_model_file(directory: Path, kind: type[FileT]) -> FileT:
     return read_section(kind, path) if path.exists() else kind()
 
 
-def read_prompts(directory: Path, found: ModelFile) -> tuple[dict[str, str], list[str]]:
+def read_prompts(directory: Path, found: PromptsFile) -> tuple[dict[str, str], list[str]]:
     """Returns the settings of prefixes in a `VectorHeadSection`, and notes for the user."""
     path = directory / SETTINGS
     prompts = {_QUERY: "", _PASSAGE: ""} | {key: text or "" for key, text in found.prompts.items()}
@@ -140,10 +139,24 @@ def transformer_file(directory: Path) -> Path | None:
     )
 
 
-def read_transformer(directory: Path, model: Pretrained, kind: type[ModuleT]) -> ModuleT:
-    """Returns the settings of Transformer. Raises UserError if they do not fit the tokenizer."""
+def read_transformer(
+    directory: Path, model: Pretrained, *, task: str = "feature-extraction"
+) -> TransformerModule:
+    """Returns the settings of Transformer.
+
+    Raises UserError if its task is not `task`, or the settings do not fit the tokenizer.
+    """
     path = transformer_file(directory)
-    found = kind() if path is None else read_section(kind, epath.Path(path))
+    found = (
+        TransformerModule() if path is None else read_section(TransformerModule, epath.Path(path))
+    )
+    if found.transformer_task not in (None, task):
+        raise UserError.wrong(
+            "import.transformer_task",
+            f"{found.transformer_task:.60}",
+            task,
+            place=f"{path}: transformer_task",
+        )
     if found.do_lower_case and getattr(model.tokenizer, "lower_case", False) is not True:
         raise UserError(
             "import.lower_case",

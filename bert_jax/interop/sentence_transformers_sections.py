@@ -60,7 +60,9 @@ class ModuleEntry(_Lenient):
     @property
     def name(self) -> str:
         """``Pooling``. The full name of a class that sentence-transformers does not have."""
-        return self.type.rpartition(".")[2] if self.type.startswith(PACKAGE) else self.type
+        name = self.type.rpartition(".")[2] if self.type.startswith(PACKAGE) else self.type
+        # Version 5 had a class of its own for models with an MLM head.
+        return "Transformer" if name == "MLMTransformer" else name
 
 
 def longest_text(directory: Path, model: Pretrained, *, limit: int | None) -> int:
@@ -108,9 +110,12 @@ class DenseModule(VectorModule):
     use_residual: bool = False
 
 
+_Output = Literal["last_hidden_state", "logits"]
+
+
 class _Text(Section):
     method: Literal["forward"]
-    method_output_name: Literal["last_hidden_state"] | tuple[Literal["last_hidden_state"]]
+    method_output_name: _Output | tuple[_Output]
 
 
 class _Modalities(Section):
@@ -141,7 +146,7 @@ class TransformerModule(Section):
 
     max_seq_length: int | None = pydantic.Field(default=None, ge=_SHORTEST)
     do_lower_case: bool = False
-    transformer_task: Literal["feature-extraction"] = "feature-extraction"
+    transformer_task: str | None = None
     module_output_name: Literal["token_embeddings"] = "token_embeddings"
     modality_config: _Modalities | None = None
     model_args: _Loading = _Loading()
@@ -173,11 +178,16 @@ class TransformerModule(Section):
         return (f"sentence-transformers rounds the weights to {rounded}",) if rounded else ()
 
 
-class ModelFile(_Lenient):
-    """``config_sentence_transformers.json``."""
+class PromptsFile(_Lenient):
+    """``config_sentence_transformers.json`` of any model."""
 
-    model_type: Literal["SentenceTransformer"] = "SentenceTransformer"
     prompts: dict[str, str | None] = pydantic.Field(default_factory=dict)
     default_prompt_name: str | None = None
+
+
+class ModelFile(PromptsFile):
+    """``config_sentence_transformers.json`` of a model of sentence embeddings."""
+
+    model_type: Literal["SentenceTransformer"] = "SentenceTransformer"
     similarity_fn_name: Literal["cosine", "dot"] | None = None
     truncate_dim: int | None = pydantic.Field(default=None, ge=1)

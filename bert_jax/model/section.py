@@ -21,6 +21,7 @@ from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.text_head import (
     CrossEncoderSection,
     PoolingSection,
+    SparseHeadSection,
     TextHeadSection,
     VectorHeadSection,
 )
@@ -140,6 +141,9 @@ class HeadsSection(Section):
     embedding: PoolingSection | None = None
     """How a model of sentence embeddings computes the vector of a text. null: it was not trained
     for this."""
+    sparse: SparseHeadSection | None = None
+    """How a sparse encoder computes the weights of a text's pieces. null: it was not trained for
+    this."""
     cross_encoder: CrossEncoderSection | None = None
     """How a cross-encoder computes the score of a pair of texts. null: it was not trained for
     this."""
@@ -152,7 +156,7 @@ class HeadsSection(Section):
     @property
     def vectors(self) -> VectorHeadSection | None:
         """How the model encodes a text by itself. None: it was not trained for it."""
-        return self.embedding
+        return self.embedding or self.sparse
 
     def longest_text(self, positions: int) -> int:
         """Returns the default limit of texts in tokens, for a model with `positions` positions."""

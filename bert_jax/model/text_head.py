@@ -90,6 +90,27 @@ class PoolingSection(VectorHeadSection):
         return {name: width for name, width in found.items() if width is not None}
 
 
+class SparseHeadSection(VectorHeadSection):
+    """How a trained model computes the sparse vector of a text: a weight for each piece.
+
+    The weight is log(1 + ReLU(logit)), from the piece's largest logit of the MLM head over all
+    tokens of the text, special tokens included (SPLADE, arXiv 2109.10086).
+    """
+
+    title = "sparse vectors"
+
+    activation: Literal["relu", "log1p_relu"] = "relu"
+    """Function of the logits before log(1 + x). `log1p_relu`: log(1 + ReLU(x)), for smaller weights
+    (arXiv 2504.14839)."""
+    top_k: int | None = pydantic.Field(default=None, ge=1)
+    """Number of pieces that remain of a vector, with the largest weights, except in training. null:
+    all pieces with a weight above 0."""
+
+    def width(self, architecture: EncoderArchitecture) -> int:
+        """Returns the number of pieces that can have a weight."""
+        return architecture.vocab_size
+
+
 class CrossEncoderSection(TextHeadSection):
     """How a cross-encoder scores a pair of texts, such as a query and a document.
 

@@ -189,14 +189,15 @@ class FamilySection(Section):
         """The paths of the task's data, by setting."""
         return {}
 
-    def train_task(self, *, accumulation: int, **parts: Any) -> "FinetuneTask":
+    def train_task(self, *, accumulation: int, steps: int, **parts: Any) -> "FinetuneTask":
         """Returns the task in the train loop. Imports JAX.
 
-        `accumulation` is the number of microbatches, and `parts` the arguments of `FinetuneTask`.
+        `accumulation` is the number of microbatches, `steps` the number of updates of the training,
+        and `parts` are the arguments of `FinetuneTask`.
         """
         from bert_jax.tasks.task import FinetuneTask
 
-        del accumulation
+        del accumulation, steps
         return FinetuneTask(**parts)
 
     @property

@@ -16,6 +16,7 @@ from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.family import FamilySection, FamilyT
 from bert_jax.tasks.glue.family import GlueSection
 from bert_jax.tasks.rerank.section import RerankSection
+from bert_jax.tasks.sparse.section import SparseSection
 from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.sweep_grid import SweepSection
 from bert_jax.tasks.table import TableSection
@@ -30,6 +31,7 @@ TaskSection: TypeAlias = (
     | MultipleChoiceSection
     | TableSection
     | EmbeddingSection
+    | SparseSection
     | RerankSection
 )
 FAMILIES: Final[Mapping[str, type[FamilySection]]] = {
@@ -76,8 +78,9 @@ class FinetuneSection(Section):
     """Number of rows in a step."""
     accumulation: int = pydantic.Field(default=1, ge=1)
     """Number of microbatches in a batch. Their gradients are summed before the update. Dev batches
-    are as large as a microbatch. With the task `embedding`, all texts of a batch are compared in
-    spite of it: the backward pass encodes each microbatch again (GradCache, arXiv 2101.06983)."""
+    are as large as a microbatch. The task `embedding`, for example, compares all texts of a batch
+    in spite of it: the backward pass encodes each microbatch again (GradCache, arXiv
+    2101.06983)."""
     epochs: int = pydantic.Field(default=3, ge=1)
     """Number of passes over the training data."""
     optimizer: FinetuneOptimizerSection = FinetuneOptimizerSection()

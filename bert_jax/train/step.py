@@ -145,7 +145,7 @@ def make_gradients(
                 nnx.merge(model.graphdef, params),
                 microbatch,
                 divisors=divisors,
-                rngs=Rngs(jax.random.fold_in(key, _DRAWS), key),
+                rngs=Rngs(jax.random.fold_in(key, _DRAWS), key, state.step),
                 frozen=bind(task, frozen),
             )
 

@@ -183,6 +183,14 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         family = section.task.open(request)
     origin = run_of_checkpoint(origin, checkpoint="auto")
     family = dataclasses.replace(family, heads=origin.model.of_task(family.heads))
+    if family.heads.mlm and not origin.heads.mlm:
+        raise UserError(
+            "finetune.no_mlm_head",
+            f"found a model without an MLM head, which the task {section.task.kind} reads. Use a "
+            "pretrained model of masked language modelling, such as "
+            "google-bert/bert-base-uncased.",
+            place="finetune.init_from",
+        )
     if not len(family.splits["train"].lengths):
         raise UserError.wrong(
             "finetune.no_examples", "no training example", "one or more", place="finetune.task"
@@ -217,6 +225,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         section,
         settings.teacher,
         origin.tokenizer,
+        rows=len(family.splits["train"].lengths),
         architecture=architecture,
         execution=resolved,
         heads=family.heads,
@@ -317,7 +326,7 @@ def _unshared(prepared: TrainingSetup) -> set[str]:
 
 
 def _task(
-    section: FinetuneSection, teacher: str | None, tokenizer: Tokenizer, **parts: Any
+    section: FinetuneSection, teacher: str | None, tokenizer: Tokenizer, *, rows: int, **parts: Any
 ) -> FinetuneTask:
     if teacher is not None:
         return DistilledTask(
@@ -333,7 +342,8 @@ def _task(
             tokenizer=tokenizer,
             **parts,
         )
-    return section.task.train_task(accumulation=section.accumulation, **parts)
+    steps = -(-rows // section.batch_size) * section.epochs
+    return section.task.train_task(accumulation=section.accumulation, steps=steps, **parts)
 
 
 def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition) -> FinetuneTask:

@@ -109,10 +109,11 @@ class EmbeddingSection(VectorSearchSection):
             return super().teacher_columns
         return TeacherColumns("task.teacher_vector", (self.teacher_vector,))
 
-    def train_task(self, *, accumulation: int, **parts: Any) -> "EmbeddingTask":
+    def train_task(self, *, accumulation: int, steps: int, **parts: Any) -> "EmbeddingTask":
         """Returns the task in the train loop, which encodes a batch in `accumulation` chunks."""
         from bert_jax.tasks.embedding.task import EmbeddingTask
 
+        del steps
         return EmbeddingTask(training=self.loss, chunks=accumulation, **parts)
 
     def head(self, found: TextHeadSection | None) -> PoolingSection:

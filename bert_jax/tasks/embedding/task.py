@@ -62,9 +62,15 @@ class EmbeddingTask(VectorTask):
             )
 
     def loss_of(
-        self, model: EncoderModel, vectors_BN: jax.Array, batch: Batch
+        self,
+        model: EncoderModel,
+        vectors_BN: jax.Array,
+        batch: Batch,
+        *,
+        step: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
         """Returns the sum of the losses at all widths, and a learned temperature."""
+        del step
         assert model.heads.embedding is not None
         scale, normalize = self._scale(model), model.heads.embedding.by_cosine
         loss = jnp.zeros((), jnp.float32)

@@ -162,11 +162,11 @@ class RerankSection(SearchSection):
             refuse_ignored(self, "label_range", allowed="the loss bce")
         return self
 
-    def train_task(self, *, accumulation: int, **parts: Any) -> "RerankTask":
+    def train_task(self, *, accumulation: int, steps: int, **parts: Any) -> "RerankTask":
         """Returns the task in the train loop."""
         from bert_jax.tasks.rerank.task import RerankTask
 
-        del accumulation
+        del accumulation, steps
         return RerankTask(training=self.loss, **parts)
 
     def required(self, role: str) -> Columns:

@@ -78,6 +78,17 @@ def _one_direction(
     return _mean(losses_B, weights_B)
 
 
+def flops(
+    vectors_BNV: Float[Array, "rows texts pieces"], weights_B: Float[Array, "rows"]
+) -> Float[Array, ""]:
+    """Returns the sum over all pieces of the squared mean weight of the piece.
+
+    Source: arXiv 2004.05665; `FlopsLoss` in sentence-transformers.
+    """
+    sums_V = jnp.einsum("bnv,b->v", vectors_BNV, weights_B, precision=jax.lax.Precision.HIGHEST)
+    return jnp.square(sums_V / jnp.maximum(weights_B.sum() * vectors_BNV.shape[1], 1)).sum()
+
+
 def cosent(
     vectors_B2W: Float[Array, "rows 2 width"],
     scores_B: Float[Array, "rows"],

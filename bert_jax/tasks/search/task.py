@@ -48,17 +48,24 @@ class VectorTask(FinetuneTask):
         """Returns the loss of a whole batch, and its sum over rows as a metric."""
         del divisors, frozen
         encoder = self._without_frozen_gradients(model)
-        loss, metrics = self.loss_of(encoder, self._vectors(encoder, batch, rngs.dropout), batch)
+        vectors = self._vectors(encoder, batch, rngs.dropout)
+        loss, metrics = self.loss_of(encoder, vectors, batch, step=rngs.step)
         rows = batch[WEIGHTS].sum()
         return loss, {"task_loss": (loss * rows, rows), **metrics}
 
     @abc.abstractmethod
     def loss_of(
-        self, model: EncoderModel, vectors_BN: jax.Array, batch: Batch
+        self,
+        model: EncoderModel,
+        vectors_BN: jax.Array,
+        batch: Batch,
+        *,
+        step: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of a whole batch and metrics besides the loss, see `Metrics`.
 
         `vectors_BN` are the results of `VectorHead` for the texts of all rows, float32 [B, N, ...].
+        For `step`, see `Rngs`.
         """
 
     def taught_loss(self, model: EncoderModel, vectors_BN: jax.Array, batch: Batch) -> jax.Array:

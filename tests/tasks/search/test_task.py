@@ -17,6 +17,7 @@ from bert_jax.parallel.sharding_rules import replicated
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
 from bert_jax.tasks.embedding.section import EmbeddingLossSection
 from bert_jax.tasks.embedding.task import EmbeddingTask
+from bert_jax.tasks.search.task import VectorTask
 from bert_jax.tasks.search.tuples import TEACHER, TEXTS
 from bert_jax.tasks.task import logits
 from bert_jax.train.state import abstract_params, define_model, draw_params
@@ -73,19 +74,19 @@ def batch_of() -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def params_of(task: EmbeddingTask) -> Any:
+def params_of(task: VectorTask) -> Any:
     model = define_model(task.build)
     return jax.device_get(draw_params(model, abstract_params(model, mesh_of((1, 1, 1))), seed=1))
 
 
-def gradients_on(shape: tuple[int, ...], task: EmbeddingTask) -> tuple[float, Any]:
+def gradients_on(shape: tuple[int, ...], task: VectorTask, *, step: int = 0) -> tuple[float, Any]:
     """Returns the loss and the gradients of a step on a mesh."""
     model, mesh = define_model(task.build), mesh_of(shape)
     compute = make_gradients(task, model, accumulation=1)
 
     def run(params: Any, batch: Any) -> Any:
         dropout = jax.random.key_data(jax.random.key(0, impl="threefry2x32"))
-        state: Any = type("State", (), {"params": params, "rng": dropout, "step": 0})
+        state: Any = type("State", (), {"params": params, "rng": dropout, "step": step})
         loss, _, grads = compute(state, batch, {})
         return loss, grads
 

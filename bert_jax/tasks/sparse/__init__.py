@@ -1,0 +1,1 @@
+"""Sparse vectors: a weight for each piece of the vocabulary."""

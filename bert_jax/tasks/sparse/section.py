@@ -1,0 +1,69 @@
+"""The task family of sparse encoders: its settings, and its task in the train loop."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import pydantic
+
+from bert_jax.model.section import HeadsSection
+from bert_jax.model.text_head import SparseHeadSection, TextHeadSection
+from bert_jax.tasks.search.section import VectorLossSection, VectorSearchSection
+
+if TYPE_CHECKING:
+    from bert_jax.tasks.sparse.task import SparseTask
+
+
+class SparseLossSection(VectorLossSection):
+    """The loss. Its negatives are all other texts of the global batch.
+
+    A regulariser is added, which makes vectors sparse: the sum over all pieces of the squared mean
+    weight of the piece (FLOPS, arXiv 2004.05665).
+    """
+
+    kind: Literal["info_nce"] = "info_nce"
+    """`info_nce`: for pairs and triplets; each anchor chooses its positive among all positives and
+    negatives of the batch."""
+    temperature: float = pydantic.Field(default=1.0, gt=0)
+    """Divisor of the similarities."""
+    query_flops: float = pydantic.Field(default=5e-5, ge=0)
+    """Weight of the regulariser of anchors. Larger weights leave fewer pieces."""
+    passage_flops: float = pydantic.Field(default=3e-5, ge=0)
+    """Weight of the regulariser of positives and negatives."""
+    flops_warmup_fraction: float = pydantic.Field(default=1 / 3, ge=0, le=1)
+    """Fraction of the training in which both weights rise from 0, with the square of the step."""
+
+
+class SparseSection(VectorSearchSection):
+    """A sparse encoder (SPLADE) from pairs or triplets. The checkpoint needs an MLM head.
+
+    ``{kind: sparse, train: pairs.csv, anchor: question, positive: answer}``
+
+    `dev` and `test` are tables like `train`, or directories in the layout of BEIR.
+    """
+
+    kind: Literal["sparse"] = "sparse"
+    activation: Literal["relu", "log1p_relu"] | None = None
+    """Function of the logits before log(1 + x), see `model.heads.sparse`. By default, as in the
+    checkpoint, or `relu`."""
+    top_k: int | None = pydantic.Field(default=None, ge=1)
+    """Number of pieces that remain of a vector after training. By default, as in the checkpoint, or
+    all pieces with a weight."""
+    loss: SparseLossSection = SparseLossSection()
+    """The loss."""
+
+    def train_task(self, *, accumulation: int, steps: int, **parts: Any) -> "SparseTask":
+        """Returns the task in the train loop, which encodes a batch in `accumulation` chunks."""
+        from bert_jax.tasks.sparse.task import SparseTask
+
+        warmup = round(steps * self.loss.flops_warmup_fraction)
+        return SparseTask(training=self.loss, warmup=warmup, chunks=accumulation, **parts)
+
+    def head(self, found: TextHeadSection | None) -> SparseHeadSection:
+        """Returns how the trained model computes vectors. `found`: how the checkpoint does."""
+        names = ("activation", "top_k", "query_prefix", "passage_prefix")
+        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
+        known = found if isinstance(found, SparseHeadSection) else SparseHeadSection()
+        return known.model_copy(update=asked)
+
+    def heads(self, head: SparseHeadSection) -> HeadsSection:
+        """Returns the heads of the trained model."""
+        return HeadsSection(pooler=False, next_sentence=False, sparse=head)
