@@ -34,6 +34,7 @@ from bert_jax.interop.sentence_transformers_sections import (
     DenseModule,
     ModelFile,
     TextHeadFormat,
+    TransformerModule,
     VectorModule,
     longest_text,
     model_type,
@@ -99,7 +100,7 @@ def read_sentence_transformers(
     settings = read_model_file(directory, ModelFile)
     prompts, notes = read_prompts(directory, settings)
     model = read_hf(encoder, tokenizer=tokenizer)
-    transformer = read_transformer(encoder, model)
+    transformer = read_transformer(encoder, model, TransformerModule)
     by_cosine = settings.similarity_fn_name in (None, "cosine")
     embedding = PoolingSection(
         pool=pool,

@@ -34,6 +34,7 @@ _UNREACHED: Final = ("passage", "corpus")
 _DEFAULT: Final = "default"  # our name of a prompt without a role
 
 FileT = TypeVar("FileT", bound=PromptsFile)
+ModuleT = TypeVar("ModuleT", bound=TransformerModule)
 
 
 def read_modules(
@@ -140,16 +141,14 @@ def transformer_file(directory: Path) -> Path | None:
 
 
 def read_transformer(
-    directory: Path, model: Pretrained, *, task: str = "feature-extraction"
-) -> TransformerModule:
+    directory: Path, model: Pretrained, kind: type[ModuleT], *, task: str = "feature-extraction"
+) -> ModuleT:
     """Returns the settings of Transformer.
 
     Raises UserError if its task is not `task`, or the settings do not fit the tokenizer.
     """
     path = transformer_file(directory)
-    found = (
-        TransformerModule() if path is None else read_section(TransformerModule, epath.Path(path))
-    )
+    found = kind() if path is None else read_section(kind, epath.Path(path))
     if found.transformer_task not in (None, task):
         raise UserError.wrong(
             "import.transformer_task",

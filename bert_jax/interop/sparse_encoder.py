@@ -27,6 +27,7 @@ from bert_jax.interop.sentence_transformers_sections import (
     TRANSFORMER,
     PromptsFile,
     TextHeadFormat,
+    TransformerModule,
     longest_text,
     model_type,
     write_json,
@@ -80,7 +81,7 @@ def read_sparse_encoder(directory: Path, *, tokenizer: Tokenizer | None = None) 
         raise UserError.wrong(
             "import.sparse_head", "no MLM head", "a model with an MLM head", place=encoder / CONFIG
         )
-    transformer = read_transformer(encoder, model, task=_TASK)
+    transformer = read_transformer(encoder, model, TransformerModule, task=_TASK)
     head = SparseHeadSection(
         activation=pooling.activation_function,
         top_k=settings.max_active_dims,

@@ -19,11 +19,11 @@ class SparseLossSection(VectorLossSection):
     weight of the piece (FLOPS, arXiv 2004.05665).
     """
 
-    kind: Literal["info_nce"] = "info_nce"
+    kind: Literal["info_nce", "margin_mse", "kl"] = "info_nce"
     """`info_nce`: for pairs and triplets; each anchor chooses its positive among all positives and
-    negatives of the batch."""
-    temperature: float = pydantic.Field(default=1.0, gt=0)
-    """Divisor of the similarities."""
+    negatives of the batch. Losses that learn a teacher's scores of triplets: `margin_mse`, squared
+    difference of margins and the teacher's margins (arXiv 2010.02666). `kl`, divergence of the
+    softmax of similarities from that of the teacher's scores (arXiv 2010.11386)."""
     query_flops: float = pydantic.Field(default=5e-5, ge=0)
     """Weight of the regulariser of anchors. Larger weights leave fewer pieces."""
     passage_flops: float = pydantic.Field(default=3e-5, ge=0)

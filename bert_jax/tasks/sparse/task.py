@@ -31,13 +31,16 @@ class SparseTask(VectorTask):
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss with its regularisers; the regularisers and the active pieces."""
         training, weights_B = self.training, batch[WEIGHTS]
-        loss = losses.info_nce(
-            vectors_BN,
-            batch[TEXTS][:, 0],
-            weights_B,
-            compare=model.embedding.compare,
-            scale=1 / training.temperature,
-        )
+        if training.taught:
+            loss = self.taught_loss(model, vectors_BN, batch)
+        else:
+            loss = losses.info_nce(
+                vectors_BN,
+                batch[TEXTS][:, 0],
+                weights_B,
+                compare=model.embedding.compare,
+                scale=1 / training.temperature,
+            )
         rise = 1.0 if step is None else jnp.minimum(step / max(self.warmup, 1), 1) ** 2
         metrics: Metrics = {}
         for name, texts, weight in (

@@ -33,14 +33,15 @@ from tests.interop.hf_checkpoints import under_their_names
 from tests.interop.test_sentence_transformers import encoder
 from tests.project import ok
 from tests.support import small_encoder
-from tests.tasks.search.test_peer_losses import LENGTH, ROWS, rows_of
+from tests.tasks.search.test_peer_losses import LENGTH, ROWS, TEACHER, rows_of
 from tests.tasks.search.test_task import LENGTH as SHORT
 from tests.tasks.search.test_task import batch_of, gradients_on, params_of
 
 pytestmark = pytest.mark.slow
 
-LOSS = {"temperature": 20.0, "query_flops": 0.003, "passage_flops": 0.002}
+FLOPS = {"query_flops": 0.003, "passage_flops": 0.002}
 WARMUP = 8
+RANKING = losses.SparseMultipleNegativesRankingLoss
 
 
 def task_of(kind: str = "bert", *, chunks: int = 1, dropout: float = 0.0) -> SparseTask:
@@ -49,7 +50,7 @@ def task_of(kind: str = "bert", *, chunks: int = 1, dropout: float = 0.0) -> Spa
         architecture=architecture.with_dropout(dropout),
         execution=Execution(dtype="float32"),
         heads=SparseSection(train="t", anchor="a", positive="p").heads(SparseHeadSection()),
-        training=SparseLossSection.model_validate(LOSS),
+        training=SparseLossSection.model_validate({"temperature": 20.0, **FLOPS}),
         warmup=WARMUP,
         chunks=chunks,
     )
@@ -70,22 +71,40 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[SparseEncoder, Pat
     return peer, directory / "run"
 
 
-@pytest.mark.parametrize(("texts", "step"), [(2, None), (4, 3)])
+# Number of texts in a row, step, our settings, and the peer's loss of a model.
+LOSSES: dict[str, tuple[int, int | None, dict[str, Any], Any]] = {
+    "pairs": (2, None, {"temperature": 20.0}, functools.partial(RANKING, scale=1 / 20)),
+    "negatives": (4, 3, {"temperature": 20.0}, functools.partial(RANKING, scale=1 / 20)),
+    "margins": (4, None, {"kind": "margin_mse"}, losses.SparseMarginMSELoss),
+    "divergence": (
+        4,
+        None,
+        {"kind": "kl", "temperature": 20.0, "teacher_temperature": 3.0},
+        functools.partial(
+            losses.SparseDistillKLDivLoss, student_temperature=20.0, teacher_temperature=3.0
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradients_equal_sentence_transformers(
-    texts: int, step: int | None, models: tuple[SparseEncoder, Path]
+    name: str, models: tuple[SparseEncoder, Path]
 ) -> None:
     """At step 3 of 8, the regularisers have (3/8)² of their weights."""
-    rows, (peer, directory) = rows_of(texts), models
+    (texts, step, settings, make_loss), (peer, directory) = LOSSES[name], models
+    labels = TEACHER if settings.get("kind") else None
+    rows = rows_of(texts, labels)
     share = 1.0 if step is None else (step / WARMUP) ** 2
     theirs = losses.SpladeLoss(
         peer,
-        losses.SparseMultipleNegativesRankingLoss(peer, scale=1 / LOSS["temperature"]),
-        document_regularizer_weight=share * LOSS["passage_flops"],
-        query_regularizer_weight=share * LOSS["query_flops"],
+        make_loss(peer),
+        document_regularizer_weight=share * FLOPS["passage_flops"],
+        query_regularizer_weight=share * FLOPS["query_flops"],
     )
     peer.zero_grad()
     features = [peer.preprocess([row.texts[at] for row in rows]) for at in range(texts)]
-    expected = sum(theirs(features).values())
+    expected = sum(theirs(features, labels if labels is None else torch.tensor(labels)).values())
     expected.backward()
     named = peer[0].auto_model.named_parameters()
     wanted = {name: each.grad.numpy() for name, each in named if each.grad is not None}
@@ -95,7 +114,7 @@ def test_loss_and_gradients_equal_sentence_transformers(
         architecture=model.architecture.with_dropout(0.0),
         execution=Execution(dtype="float32"),
         heads=run.heads,
-        training=SparseLossSection.model_validate(LOSS),
+        training=SparseLossSection.model_validate(FLOPS | settings),
         warmup=WARMUP,
     )
     split = TupleSplit(
@@ -123,14 +142,14 @@ def test_loss_and_gradients_equal_sentence_transformers(
     with torch.no_grad():
         vectors = [peer(each)["sentence_embedding"] for each in features]
     scores = task.score(jax.device_get(metrics))
-    for name, found in (("query", vectors[0]), ("passage", torch.cat(vectors[1:]))):
+    for role, found in (("query", vectors[0]), ("passage", torch.cat(vectors[1:]))):
         active = (found > 0).sum(dim=1).float().mean().item()
-        assert scores[f"{name}_pieces"] == pytest.approx(active)
+        assert scores[f"{role}_pieces"] == pytest.approx(active)
     ours = under_their_names(jax.device_get(gradients), model.architecture, run.heads)
     assert len(wanted) > 30
-    for name, gradient in wanted.items():
+    for each, gradient in wanted.items():
         largest = max(1.0, np.abs(gradient).max())
-        np.testing.assert_allclose(ours[name], gradient, atol=1e-5 * largest, rtol=0)
+        np.testing.assert_allclose(ours[each], gradient, atol=1e-5 * largest, rtol=0)
 
 
 @functools.cache
