@@ -77,8 +77,8 @@ class SparseComparison(Comparison[SparseHeadSection]):
             pieces = np.sort(pieces[np.argsort(-output[pieces], kind="stable")[: self.head.top_k]])
         return SparseVector(pieces.astype(np.int32), output[pieces], output.shape)
 
-    def collect(self, kept: "Sequence[SparseVector | csr_array]") -> "csr_array":
-        """Returns the vectors, [texts, pieces]."""
+    def collect(self, kept: Sequence[Any]) -> "csr_array":
+        """Returns the vectors, [texts, pieces], from `SparseVector`s or rows of such an array."""
         from scipy.sparse import csr_array  # here, because it takes 0.1 s
 
         ends = np.cumsum([0, *(len(each.data) for each in kept)])

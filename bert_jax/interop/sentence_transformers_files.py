@@ -91,7 +91,7 @@ def read_model_file(directory: Path, kind: type[FileT]) -> FileT:
     return read_section(kind, path) if path.exists() else kind()
 
 
-def read_prompts(directory: Path, found: PromptsFile) -> tuple[dict[str, str], list[str]]:
+def read_prompts(directory: Path, found: PromptsFile) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of prefixes in a `VectorHeadSection`, and notes for the user."""
     path = directory / SETTINGS
     prompts = {_QUERY: "", _PASSAGE: ""} | {key: text or "" for key, text in found.prompts.items()}

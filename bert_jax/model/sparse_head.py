@@ -1,6 +1,6 @@
 """The head of sparse encoders: weights of pieces, from the logits of the MLM head."""
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,8 @@ def _largest_logits(
 ) -> Float[Array, "batch vocab"]:
     """Returns the largest logit of each piece. Only one part of the tokens has logits in memory."""
     table_VD = model.encoder.table
-    shares_SVD = shares_of(table_VD, model.mlm.gradient_dtype)  # once for all parts
+    # Once for all parts.
+    shares_SVD: Any = shares_of(table_VD, model.mlm.gradient_dtype)
 
     def part(largest_BV: Array, tokens: tuple[Array, Array]) -> tuple[Array, None]:
         hidden_BPD, is_token_BP = tokens

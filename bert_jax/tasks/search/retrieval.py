@@ -62,7 +62,7 @@ class RetrievalSplit(TextsSplit):
         super().__init__(
             texts, tokenizer=tokenizer, max_length=max_length, comparison=comparison_of(head)
         )
-        self.examples, self._data = len(queries), data
+        self.examples, self.data = len(queries), data
         few = len(passages) if len(passages) <= CUTOFF else 0
         self.findings = {**self.findings, f"passages, so {FIGURES[0]} of any order is high": few}
         self.fingerprint = content_hash([data])
@@ -70,7 +70,7 @@ class RetrievalSplit(TextsSplit):
     @property
     def undecided(self) -> str | None:
         """Passages that fit all queries alike, see `TextsSplit`."""
-        data = self._data
+        data = self.data
         for query, grades in data.relevance.items():
             judged = [grade for passage, grade in grades.items() if passage in data.passages]
             searched = len(data.passages) - (query in data.passages)
@@ -80,7 +80,7 @@ class RetrievalSplit(TextsSplit):
 
     def sample(self, limit: int) -> TextSample:
         """Returns rows, see `TextsSplit`: queries, one relevant passage of each, and others."""
-        data, queries, passages = self._data, list(self._data.queries), list(self._data.passages)
+        data, queries, passages = self.data, list(self.data.queries), list(self.data.passages)
         asked = spread(len(queries), limit // 3)
         place = {each: at for at, each in enumerate(passages)}
         best = {  # relevant passage of each query that has one
@@ -113,7 +113,7 @@ class RetrievalSplit(TextsSplit):
     def is_query(self, index: int, text: int) -> bool:
         """Returns whether a row is before the passages."""
         del text
-        return index < len(self._data.queries)
+        return index < len(self.data.queries)
 
     def reduce(self, index: int, logits: np.ndarray) -> Any:
         """Returns what `Comparison.kept` keeps of the output of a row."""
@@ -122,8 +122,8 @@ class RetrievalSplit(TextsSplit):
     def records(self, reduced: Sequence[Any], *, first: int = 0) -> list[Record]:
         """Returns a record per query: best passages, and ranks of the relevant passages."""
         assert first == 0
-        count = len(self._data.queries)
-        return rank(self._data, reduced[:count], reduced[count:], comparison=self._comparison)
+        count = len(self.data.queries)
+        return rank(self.data, reduced[:count], reduced[count:], comparison=self._comparison)
 
 
 def rank(

@@ -13,7 +13,7 @@ from bert_jax.tasks.search.tuples import TextsSplit
 SAMPLED: Final = 1000  # texts of a sample
 
 
-class _SampledRows(Split):
+class SampledRows(Split):
     """Some rows of a split. Their records are their vectors."""
 
     def __init__(self, split: TextsSplit, rows: Sequence[int]) -> None:
@@ -38,7 +38,7 @@ def view_of_sample(
     del records
     assert isinstance(split, TextsSplit)
     sample = split.sample(SAMPLED)
-    found = predict(_SampledRows(split, sample.rows))
+    found = predict(SampledRows(split, sample.rows))
     vectors = np.stack([vector for record in found for vector in record["vectors"]])
     pairs = [SamplePair(*pair) for pair in sample.pairs]
     return embeddings(VectorSample(sample.texts, vectors, pairs, sample.total))

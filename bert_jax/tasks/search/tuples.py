@@ -197,7 +197,7 @@ class TextsSplit(Split):
     ) -> None:
         """Encodes all texts, prefixes included. Longer texts are truncated."""
         self._comparison = comparison
-        self._tokenizer, self._max_length, self._texts = tokenizer, max_length, len(rows[0])
+        self.tokenizer, self._max_length, self._texts = tokenizer, max_length, len(rows[0])
         self._ids = encode_ragged(tokenizer, (text for row in rows for text in row))
         lengths = np.diff(self._ids.offsets) + special_tokens(tokenizer, pair=False)
         lengths = lengths.reshape(len(rows), self._texts)
@@ -211,7 +211,7 @@ class TextsSplit(Split):
         """Returns one row, with the targets of `targets`."""
         first = index * self._texts
         made = [
-            assemble(self._ids[at].tolist(), None, self._tokenizer, max_length=self._max_length).ids
+            assemble(self._ids[at].tolist(), None, self.tokenizer, max_length=self._max_length).ids
             for at in range(first, first + self._texts)
         ]
         return Encoded(made, [len(ids) for ids in made], self.targets(index))

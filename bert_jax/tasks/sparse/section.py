@@ -6,6 +6,7 @@ import pydantic
 
 from bert_jax.model.section import HeadsSection
 from bert_jax.model.text_head import SparseHeadSection, TextHeadSection
+from bert_jax.tasks.family import ViewOfSplit
 from bert_jax.tasks.search.section import VectorLossSection, VectorSearchSection
 
 if TYPE_CHECKING:
@@ -67,3 +68,11 @@ class SparseSection(VectorSearchSection):
     def heads(self, head: SparseHeadSection) -> HeadsSection:
         """Returns the heads of the trained model."""
         return HeadsSection(pooler=False, next_sentence=False, sparse=head)
+
+    @property
+    def view(self) -> "ViewOfSplit":
+        """Pieces of queries and passages."""
+        # Import here: charts are for reports, and reading a configuration imports this module.
+        from bert_jax.tasks.sparse.view import view_of_pieces
+
+        return view_of_pieces
