@@ -1,7 +1,7 @@
 """The sample of texts in the report of sentence embeddings."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,12 +21,15 @@ class SampledRows(Split):
         self.lengths, self.examples = split.lengths[list(rows)], len(rows)
 
     def row(self, index: int) -> Encoded:
+        """Returns a row of the split."""
         return self._split.row(self._rows[index])
 
-    def reduce(self, index: int, logits: np.ndarray) -> list[np.ndarray]:
+    def reduce(self, index: int, logits: np.ndarray) -> list[Any]:
+        """Returns what `Comparison.kept` keeps of the outputs of a row's texts."""
         return TextsSplit.reduce(self._split, self._rows[index], logits)
 
-    def records(self, reduced: Sequence[list[np.ndarray]], *, first: int = 0) -> list[Record]:
+    def records(self, reduced: Sequence[list[Any]], *, first: int = 0) -> list[Record]:
+        """Returns a record with the vectors of each row."""
         del first
         return [{"vectors": vectors} for vectors in reduced]
 

@@ -32,9 +32,8 @@ def view_of_pieces(
     """Returns the pieces of some queries and of their best passages, see `Family.view`."""
     assert isinstance(split, TextsSplit)
     found = [(at, _best(split, records[at], at)) for at in spread(len(records), QUERIES)]
-    rows = sorted(
-        {text.row for _, passages in found for text, *_ in passages} | {at for at, _ in found}
-    )
+    used = {text.row for _, passages in found for text, *_ in passages}
+    rows = sorted(used.union(at for at, _ in found))
     vectors = dict(zip(rows, predict(SampledRows(split, rows)), strict=True))
 
     def weighted(text: _Text) -> WeightedText:
