@@ -89,7 +89,12 @@ if TYPE_CHECKING:
     from bert_jax.loaded_model import LoadedModel, Ranked, load
     from bert_jax.model.architecture import EncoderArchitecture
     from bert_jax.model.section import Execution, HeadsSection, ModelSection
-    from bert_jax.model.text_head import CrossEncoderSection, PoolingSection, SparseHeadSection
+    from bert_jax.model.text_head import (
+        CrossEncoderSection,
+        PoolingSection,
+        SparseHeadSection,
+        TokenVectorsSection,
+    )
     from bert_jax.objectives.sections import (
         BertObjectiveSection,
         CausalObjectiveSection,
@@ -115,6 +120,10 @@ if TYPE_CHECKING:
     from bert_jax.tasks.choice import MultipleChoiceSection
     from bert_jax.tasks.embedding.section import EmbeddingLossSection, EmbeddingSection
     from bert_jax.tasks.glue.family import GlueSection
+    from bert_jax.tasks.late_interaction.section import (
+        LateInteractionLossSection,
+        LateInteractionSection,
+    )
     from bert_jax.tasks.rerank.section import RerankLossSection, RerankSection
     from bert_jax.tasks.section import FinetuneSection
     from bert_jax.tasks.sparse.section import SparseLossSection, SparseSection
@@ -179,6 +188,7 @@ __all__ += ["CacheSection", "CheckpointSection", "CleaningSection", "Compilation
 __all__ += ["ContaminationSection", "DistributedSection", "EvaluationSection", "ExamplesSection"]
 __all__ += ["Execution", "FinetuneOptimizerSection", "FinetuneSection", "GlueSection"]
 __all__ += ["CrossEncoderSection", "EmbeddingLossSection", "EmbeddingSection", "PoolingSection"]
+__all__ += ["LateInteractionLossSection", "LateInteractionSection", "TokenVectorsSection"]
 __all__ += ["RerankLossSection", "RerankSection"]
 __all__ += ["SparseHeadSection", "SparseLossSection", "SparseSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]

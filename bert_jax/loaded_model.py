@@ -110,7 +110,7 @@ class LoadedModel:
         column: str | None = None,
         max_length: int | None = None,
         batch_size: int = 32,
-    ) -> np.ndarray:
+    ) -> Any:
         """Returns a vector for each text.
 
         ``model.encode(["a text", ("one", "and its pair")]).shape -> (2, 3072)``
@@ -130,7 +130,8 @@ class LoadedModel:
             batch_size: rows per batch. Does not change the vectors.
 
         Returns:
-            float32 [texts, width], or [width] for one text.
+            float32 [texts, width], or [width] for one text. A late-interaction model returns a
+            list of arrays [tokens, width], or one such array for one text.
 
         Raises:
             UserError: The model does not have the layers or prompts, a row is not a text, or the
@@ -144,7 +145,11 @@ class LoadedModel:
             max_length=max_length,
             batch_size=batch_size,
         )
-        found = [features.vectors[0] for features in extractor(_texts(texts, column=column))]
+        made = extractor(_texts(texts, column=column))
+        if extractor.settings.level == "token":
+            tokens = [features.vectors for features in made]
+            return tokens[0] if isinstance(texts, str) else tokens
+        found = [features.vectors[0] for features in made]
         vectors = np.stack(found) if found else np.empty((0, extractor.width), np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -256,7 +261,7 @@ class LoadedModel:
             raise UserError.wrong(
                 "rank.head",
                 describe(self.heads),
-                "a cross-encoder or a model of sentence embeddings",
+                "a model of search: cross-encoder, late interaction or sentence embeddings",
                 place=self._model.name,
             )
         comparison = comparison_of(self.heads.vectors)

@@ -16,10 +16,11 @@ from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.feature_extraction.texts import EncodedText, InputText, encode
 from bert_jax.files.read import is_whole
 from bert_jax.inference.bucketed import InferenceModel, check_batch_size
+from bert_jax.inference.comparison import TokenComparison
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.pooling import pooled_states
 from bert_jax.model.section import HeadsSection
-from bert_jax.model.text_head import Pool, VectorHeadSection
+from bert_jax.model.text_head import Pool, TextSize, TokenVectorsSection, VectorHeadSection
 from bert_jax.parallel.compiling import made_once
 from bert_jax.task import Batch, Row
 from bert_jax.train.state import ModelDefinition
@@ -108,6 +109,7 @@ class ExtractionSettings:
     pool: Pool = "mean"
     trained: VectorHeadSection | None = None  # vectors as the model was trained; overrides `pool`
     prefix: str = ""  # text before every text
+    query: bool = False  # whether texts are queries
     max_length: int = 512  # pieces, special ones included
     batch_size: int = 32
 
@@ -116,6 +118,13 @@ class ExtractionSettings:
         if self.trained is not None:
             return self.trained.width(architecture)
         return self.layers.width(architecture.hidden_size)
+
+    @property
+    def size(self) -> TextSize:
+        """The number of pieces of a text."""
+        if self.trained is None:
+            return TextSize(0, self.max_length)
+        return self.trained.size(self.max_length, query=self.query)
 
     @property
     def description(self) -> str:
@@ -136,8 +145,9 @@ def settings_for(
 ) -> ExtractionSettings:
     """Returns the settings for a model.
 
-    By default, the sentence vectors of a model of sentence embeddings are as it was trained. Other
-    models have the pooling "mean". The default of `max_length` is `HeadsSection.longest_text`. For
+    By default, the sentence vectors of a model of sentence embeddings are as it was trained. A
+    late-interaction model has the level "token" instead of "sentence". Other models have the
+    pooling "mean". The default of `max_length` is `HeadsSection.longest_text`. For
     `layers`, see `select_layers`. Raises UserError for a layer that the model lacks, a length above
     its positions, a batch size out of range, or a prompt for a model without prompts.
     """
@@ -152,10 +162,11 @@ def settings_for(
     trained = heads.vectors if level == "sentence" and layers is None and pool is None else None
     return ExtractionSettings(
         layers=select_layers("last" if trained else layers, depth=depth),
-        level=level,
+        level="token" if isinstance(trained, TokenVectorsSection) else level,
         pool=pool or "mean",
         trained=trained,
         prefix=_prefix(heads.vectors, trained, prompt),
+        query=prompt == "query",
         max_length=max_length or heads.longest_text(positions),
         batch_size=batch_size,
     )
@@ -210,6 +221,7 @@ class FeatureExtractor:
     """Computes features of texts. Except for rounding, they do not depend on other texts.
 
     Attributes:
+        settings: settings of the extraction.
         width: width of a vector.
         counts: totals so far.
     """
@@ -224,7 +236,7 @@ class FeatureExtractor:
         loaded = model.loaded
         self.width = settings.width(model.architecture)
         self.counts = ExtractionCounts()
-        self._settings, self._tokenizer, self._params = settings, model.tokenizer, loaded.params
+        self.settings, self._tokenizer, self._params = settings, model.tokenizer, loaded.params
         self._inference = model.batches(
             vector_forward(settings, loaded.model),
             batch_size=settings.batch_size,
@@ -244,11 +256,9 @@ class FeatureExtractor:
     def _windows(self, texts: Iterator[InputText]) -> Iterator[list[EncodedText]]:
         window: list[EncodedText] = []
         values = 0
-        size, settings = self._inference.batch_size, self._settings
+        size, settings = self._inference.batch_size, self.settings
         while chunk := list(itertools.islice(texts, size)):
-            encoded = encode(
-                chunk, self._tokenizer, max_length=settings.max_length, prefix=settings.prefix
-            )
+            encoded = encode(chunk, self._tokenizer, size=settings.size, prefix=settings.prefix)
             window += encoded
             sentences = settings.level == "sentence"
             values += sum(1 if sentences else len(text.ids) for text in encoded) * self.width
@@ -282,7 +292,9 @@ class FeatureExtractor:
 
     def _features(self, text: EncodedText, vectors: np.ndarray) -> TextFeatures:
         """Returns the features of a text. `vectors` is its output: [width] or [length, width]."""
-        level, at = self._settings.level, text.text_positions
+        level, trained, at = self.settings.level, self.settings.trained, text.text_positions
+        if isinstance(trained, TokenVectorsSection):
+            at = TokenComparison(trained).positions(text.ids, query=self.settings.query)
         # Copy, because a view would keep the whole padded batch in memory.
         vectors = vectors[None].copy() if level == "sentence" else vectors[at]
         if not np.isfinite(vectors).all():
@@ -293,7 +305,7 @@ class FeatureExtractor:
             )
         if level == "sentence" or len(at) == 0:
             return TextFeatures(text.source, vectors, [], [])
-        ids = [text.ids[position] for position in at]
+        ids = [max(text.ids[position], ~text.ids[position]) for position in at]  # see `fill_up`
         spans = (at >= text.second).astype(int)
         if level == "token":
             return TextFeatures(text.source, vectors, self._tokenizer.pieces(ids), spans.tolist())
@@ -315,10 +327,10 @@ def vector_forward(
 
     def forward(params: Any, batch: Batch) -> jax.Array:
         model = nnx.merge(definition.graphdef, params)
-        if settings.level != "sentence":
-            return settings.layers.combine(model.encoder.every_layer(batch))
         if settings.trained is not None:
             return model.embedding.cut(model.embedded(batch, dropout_key=None))
+        if settings.level != "sentence":
+            return settings.layers.combine(model.encoder.every_layer(batch))
         segment_ids, pool = batch["segment_ids"], settings.pool
         read = functools.partial(pooled_states, segment_ids=segment_ids, pool=pool)
         return settings.layers.combine(model.encoder.every_layer(batch, read=read))

@@ -6,10 +6,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.rows.collate import assemble
+from bert_jax.data.rows.collate import assemble, fill_up
 from bert_jax.data.tables import SUFFIXES as TABLES
 from bert_jax.data.tables import TableRow, read_lines, read_table
 from bert_jax.errors import UserError, commas, one_of
+from bert_jax.model.text_head import TextSize
 from bert_jax.text import Tokenizer
 from bert_jax.text.word_starts import continuations
 
@@ -71,19 +72,23 @@ def wrong_suffix(path: Path, allowed: Sequence[str]) -> UserError:
 
 
 def encode(
-    texts: Sequence[InputText], tokenizer: Tokenizer, *, max_length: int, prefix: str = ""
+    texts: Sequence[InputText], tokenizer: Tokenizer, *, size: TextSize, prefix: str = ""
 ) -> list[EncodedText]:
     """Encodes texts. If a pair is too long, truncates the longer text piece by piece.
 
-    `prefix` precedes every first text.
+    `prefix` precedes every first text. Masks fill up single texts to `size.least`.
     """
     firsts = tokenizer.encode_batch([prefix + source.text for source in texts])
     seconds = tokenizer.encode_batch([source.pair or "" for source in texts])
     encoded = []
     for source, first, second in zip(texts, firsts, seconds, strict=True):
         pair = None if source.pair is None else second
-        row = assemble(first, pair, tokenizer, max_length=max_length)
-        encoded.append(EncodedText(source, *row, 0 if pair is None else tokenizer.separators))
+        ids, second, cut = assemble(first, pair, tokenizer, max_length=size.most)
+        if pair is None:
+            ids = fill_up(ids, size.least, mask=tokenizer.special.mask, seen=size.seen)
+            second = len(ids)
+        separators = 0 if pair is None else tokenizer.separators
+        encoded.append(EncodedText(source, ids, second, cut, separators))
     return encoded
 
 

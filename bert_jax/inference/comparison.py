@@ -1,17 +1,23 @@
 """Compares encoded texts on the host. Each kind of text head has its comparison here."""
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from bert_jax.model.text_head import PoolingSection, SparseHeadSection, VectorHeadSection
+from bert_jax.model.text_head import (
+    PoolingSection,
+    SparseHeadSection,
+    TokenVectorsSection,
+    VectorHeadSection,
+)
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 HeadT = TypeVar("HeadT", bound=VectorHeadSection)
+_TOKENS_AT_ONCE: Final = 4096  # of queries and of passages; their cosines take 64 MiB
 
 
 class Comparison(abc.ABC, Generic[HeadT]):
@@ -92,6 +98,48 @@ class SparseComparison(Comparison[SparseHeadSection]):
         return (queries @ passages.T).toarray()
 
 
+class TokenVectors(NamedTuple):
+    """The vectors of the tokens of several texts."""
+
+    flat: np.ndarray  # float32 [tokens of all texts, width]
+    starts: np.ndarray  # index of the first token of each text, and the end of the last
+
+    def parts(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """Yields few texts at a time: which ones, their vectors, and the first token of each."""
+        first, texts = 0, len(self.starts) - 1
+        while first < texts:
+            most = self.starts[first] + _TOKENS_AT_ONCE
+            end = max(int(np.searchsorted(self.starts, most, side="right")) - 1, first + 1)
+            start, stop = self.starts[first], self.starts[end]
+            yield slice(first, end), self.flat[start:stop], self.starts[first:end] - start
+            first = end
+
+
+class TokenComparison(Comparison[TokenVectorsSection]):
+    """Sums, over the tokens of a query, the largest cosine with a token of a passage."""
+
+    def positions(self, ids: Sequence[int], *, query: bool) -> np.ndarray:
+        """Returns the positions of the tokens that have a vector."""
+        return np.flatnonzero(~np.isin(ids, () if query else self.head.skipped))
+
+    def kept(self, output: np.ndarray, ids: Sequence[int], *, query: bool) -> np.ndarray:
+        """Returns the vectors of a text's tokens, float32 [tokens, width]."""
+        return output[self.positions(ids, query=query)]
+
+    def collect(self, kept: Sequence[np.ndarray]) -> TokenVectors:
+        """Returns the vectors of all texts."""
+        return TokenVectors(np.concatenate(kept), np.cumsum([0, *map(len, kept)]))
+
+    def scores(self, queries: TokenVectors, passages: TokenVectors) -> np.ndarray:
+        """Returns the scores, float32 [queries, passages]. Cosines of few texts are in memory."""
+        found = np.empty((len(queries.starts) - 1, len(passages.starts) - 1), np.float32)
+        for rows, asked, firsts in queries.parts():
+            for columns, searched, starts in passages.parts():
+                best = np.maximum.reduceat(asked @ searched.T, starts, axis=1)
+                found[rows, columns] = np.add.reduceat(best, firsts, axis=0)
+        return found
+
+
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:
     """Returns vectors of length 1, [rows, width]."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -100,6 +148,7 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
 COMPARISONS: Mapping[type[VectorHeadSection], Callable[..., Comparison[Any]]] = {
     PoolingSection: VectorComparison,
     SparseHeadSection: SparseComparison,
+    TokenVectorsSection: TokenComparison,
 }
 """The comparison of each kind of text head."""
 

@@ -1,7 +1,7 @@
 """Translates between Hugging Face's tokenizer files and our tokenizers."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from bert_jax.text import Tokenizer
 from bert_jax.text.added_tokens import ADDED_FILE
 from bert_jax.text.library_settings import SPECIAL_FILE
 from bert_jax.text.library_tokenizer import LibraryTokenizer, pipeline_bytes
-from bert_jax.text.pipeline_file import pieces_of
+from bert_jax.text.pipeline_file import Roles, check_spec, pieces_of
 from bert_jax.text.roberta_files import MERGES_FILE, VOCABULARY_FILE
 from bert_jax.text.sentence_piece import MODEL_FILE, WORD_START, SentencePieceTokenizer
 from bert_jax.text.special_rows import adds_special, rows_of
@@ -92,6 +92,36 @@ def write_hf_tokenizer(
     if pipeline is not None:
         _add_special(pipeline, tokenizer)
         write_whole(epath.Path(directory) / FAST, pipeline.to_str(pretty=True).encode())
+
+
+def with_markers(tokenizer: Tokenizer, markers: Iterable[str]) -> Tokenizer:
+    """Returns a tokenizer that encodes each marker, such as ``[unused0]``, as one piece.
+
+    ColBERT puts the piece of such a marker before queries and passages. A marker, or its first
+    word, that is no piece stays ordinary text.
+    """
+    special: list[str] = []
+    for marker in filter(str.strip, markers):
+        for piece in (marker, marker.split()[0]):
+            if ids := tokenizer.ids_of([piece]):
+                special += [piece] if tuple(tokenizer.encode(piece)) != ids else []
+                break
+    if not special:
+        return tokenizer
+    if isinstance(tokenizer, LibraryTokenizer):
+        spec, roles, separators = tokenizer.spec, tokenizer.roles, tokenizer.separators
+    else:
+        assert isinstance(tokenizer, WordPieceTokenizer)
+        spec = check_spec(json.loads(library_pipeline(tokenizer).to_str()), FAST)
+        roles, separators = Roles(*tokenizer.special_pieces), tokenizer.separators
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": tokenizer.ids_of([piece])[0], "content": piece, **flags, "special": True}
+        for piece in special
+    ]
+    others = [token for token in spec["added_tokens"] if token["content"] not in special]
+    spec = spec | {"added_tokens": [*others, *added]}
+    return LibraryTokenizer(spec, roles=roles, separators=separators)
 
 
 def _post_processor(tokenizer: LibraryTokenizer, *, token_types: bool) -> dict[str, Any]:

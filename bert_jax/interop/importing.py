@@ -10,7 +10,12 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.inference.execution import ForwardDtype, forward_model
-from bert_jax.interop import cross_encoder, sentence_transformers, sparse_encoder
+from bert_jax.interop import (
+    cross_encoder,
+    late_interaction,
+    sentence_transformers,
+    sparse_encoder,
+)
 from bert_jax.interop.hf_checkpoint import is_hf, read_hf
 from bert_jax.interop.sentence_transformers import encoder_directory, is_sentence_transformers
 from bert_jax.interop.sentence_transformers_sections import TextHeadFormat
@@ -24,6 +29,7 @@ from bert_jax.model.text_head import (
     PoolingSection,
     SparseHeadSection,
     TextHeadSection,
+    TokenVectorsSection,
 )
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.runs.settings import CONFIG
@@ -36,6 +42,7 @@ from bert_jax.train.state import abstract_params
 
 # To register the files of a text head, add its format here.
 TEXT_HEADS: Final[Mapping[type[TextHeadSection], TextHeadFormat]] = {
+    TokenVectorsSection: late_interaction.FORMAT,
     PoolingSection: sentence_transformers.FORMAT,
     SparseHeadSection: sparse_encoder.FORMAT,
     CrossEncoderSection: cross_encoder.FORMAT,

@@ -5,19 +5,16 @@
 """
 
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
-import numpy as np
 from etils import epath
 
-from bert_jax.encoders.hf_format import Rules, dense
 from bert_jax.errors import UserError, commas
 from bert_jax.files.read import read_json_object
 from bert_jax.interop import tensor_conversion
+from bert_jax.interop.dense_module import read_dense, read_projection, write_dense
 from bert_jax.interop.hf_checkpoint import CONFIG, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
-from bert_jax.interop.hf_weights import TORCH_WEIGHTS, TorchFile
-from bert_jax.interop.safetensors_file import WEIGHTS, SafetensorsFile, write_safetensors
 from bert_jax.interop.sentence_transformers_files import (
     read_model_file,
     read_modules,
@@ -31,7 +28,6 @@ from bert_jax.interop.sentence_transformers_sections import (
     PACKAGE,
     SETTINGS,
     TRANSFORMER,
-    DenseModule,
     ModelFile,
     TextHeadFormat,
     TransformerModule,
@@ -41,17 +37,13 @@ from bert_jax.interop.sentence_transformers_sections import (
     write_json,
 )
 from bert_jax.interop.sources import MODULES
-from bert_jax.model.section import HeadsSection
 from bert_jax.model.text_head import Pool, PoolingSection
 from bert_jax.text import Tokenizer
-from bert_jax.train.state import ModelDefinition
-from bert_jax.validation import read_section, validate
+from bert_jax.validation import read_section
 
 _STEPS: Final = ("Transformer", "Pooling", "Dense", "Normalize")
 _OPTIONAL: Final = ("Dense", "Normalize")
-_IDENTITY: Final = "torch.nn.modules.linear.Identity"
 _SIMILARITY: Final[dict[bool, Literal["cosine", "dot"]]] = {True: "cosine", False: "dot"}
-_HEAD: Final = "embedding"  # our module with the parameters of Dense
 
 _POOLS: Final[dict[str, Pool]] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 # Keys of all modes before sentence-transformers 5.4. Later versions read them too.
@@ -67,7 +59,7 @@ _MODE_KEYS: Final = {
 
 def is_sentence_transformers(directory: Path) -> bool:
     """Returns whether a directory has the modules.json of a model of sentence embeddings."""
-    others = ("CrossEncoder", "SparseEncoder")
+    others = ("CrossEncoder", "SparseEncoder", "MultiVectorEncoder", "ColBERT")
     return (directory / MODULES).exists() and model_type(directory) not in others
 
 
@@ -93,7 +85,10 @@ def read_sentence_transformers(
     modules = read_modules(directory, _STEPS, optional=_OPTIONAL)
     encoder = directory / modules["Transformer"]
     pool = _read_pooling(directory / modules["Pooling"] / CONFIG)
-    layer = _read_dense(directory / modules["Dense"]) if "Dense" in modules else None
+    layer = None
+    if "Dense" in modules:
+        folder = directory / modules["Dense"]
+        layer = read_dense(folder, read_json_object(epath.Path(folder / CONFIG)))
     normalize = directory / modules["Normalize"] / CONFIG if "Normalize" in modules else None
     if normalize is not None and normalize.exists():
         read_section(VectorModule, epath.Path(normalize))
@@ -114,7 +109,7 @@ def read_sentence_transformers(
     heads = model.heads.model_copy(update={"embedding": embedding})
     params, files = model.params, [directory / MODULES, directory / modules["Pooling"] / CONFIG]
     if layer is not None:
-        params = params | _read_projection(layer, model, heads)
+        params = params | read_projection(layer, model, heads)
         files += layer.files
     others = (directory / SETTINGS, transformer_file(encoder), normalize)
     files += [path for path in others if path is not None and path.exists()]
@@ -152,7 +147,7 @@ def write_sentence_transformers(directory: Path, model: tensor_conversion.Pretra
     pooling = {"word_embedding_dimension": width, **modes, "include_prompt": True}
     write_json(directory / folders["Pooling"] / CONFIG, pooling)
     if "Dense" in folders:
-        _write_dense(directory / folders["Dense"], model)
+        write_dense(directory / folders["Dense"], model, bias=True)
     length = model.heads.longest_text(model.architecture.max_position_embeddings)
     write_json(directory / TRANSFORMER, {"max_seq_length": length, "do_lower_case": False})
     settings = {
@@ -186,78 +181,6 @@ def _read_pooling(path: Path) -> Pool:
             place=f"{path}: include_prompt",
         )
     return _POOLS[modes[0]]
-
-
-class _Projection(NamedTuple):
-    """A Dense module, opened."""
-
-    width: int
-    source: tensor_conversion.TensorSource
-    rules: Rules
-    files: list[Path]
-
-
-def _rules(*, bias: bool) -> Rules:
-    return dense(f"{_HEAD}/dense", "linear", bias=bias)
-
-
-def _read_dense(directory: Path) -> _Projection:
-    config = directory / CONFIG
-    found = validate(DenseModule, read_json_object(epath.Path(config)), source=str(config))
-    for key, value, allowed in (
-        ("activation_function", found.activation_function, _IDENTITY),
-        ("use_residual", found.use_residual, False),
-    ):
-        if value != allowed:
-            raise UserError.wrong("import.dense", value, allowed, place=f"{config}: {key}")
-    weights = directory / WEIGHTS
-    if weights.exists() or not (directory / TORCH_WEIGHTS).exists():
-        source: tensor_conversion.TensorSource = SafetensorsFile(weights)
-    else:
-        source = TorchFile(directory / TORCH_WEIGHTS)
-    files = [config, *source.files]
-    return _Projection(found.out_features, source, _rules(bias=found.bias), files)
-
-
-def _of_head(
-    model: tensor_conversion.Pretrained, heads: HeadsSection, rules: Rules
-) -> ModelDefinition:
-    """Returns the part of a model's definition that the rules describe."""
-    whole = tensor_conversion.definition_of(model.architecture, heads)
-    return tensor_conversion.part_of(whole, [rule.ours for rule in rules])
-
-
-def _read_projection(
-    layer: _Projection, model: tensor_conversion.Pretrained, heads: HeadsSection
-) -> tensor_conversion.Params:
-    """Returns the parameters of the head. Without a bias in the file, the bias is 0."""
-    placements = tensor_conversion.expand(
-        layer.rules, _of_head(model, heads, layer.rules), architecture=model.architecture
-    )
-    ours = _of_head(model, heads, _rules(bias=True)).params
-    return tensor_conversion.read_params(layer.source, placements, ours, ignored={})
-
-
-def _write_dense(directory: Path, model: tensor_conversion.Pretrained) -> None:
-    rules = _rules(bias=True)
-    placements = tensor_conversion.expand(
-        rules, _of_head(model, model.heads, rules), architecture=model.architecture
-    )
-    specs = {
-        each.name: tensor_conversion.TensorSpec(each.shape, np.dtype(np.float32))
-        for each in placements
-    }
-    write_safetensors(
-        directory / WEIGHTS, specs, tensor_conversion.their_tensors(model.params, placements)
-    )
-    outputs, inputs = specs["linear.weight"].shape
-    settings = {
-        "in_features": inputs,
-        "out_features": outputs,
-        "bias": True,
-        "activation_function": _IDENTITY,
-    }
-    write_json(directory / CONFIG, settings)
 
 
 _USAGE: Final = """```python

@@ -13,7 +13,7 @@ from bert_jax.interop.sentence_transformers_sections import (
     TRANSFORMER,
     ModuleEntry,
     PromptsFile,
-    TransformerModule,
+    TransformerSettings,
     write_json,
 )
 from bert_jax.interop.sources import MODULES, is_folder_name
@@ -34,7 +34,7 @@ _UNREACHED: Final = ("passage", "corpus")
 _DEFAULT: Final = "default"  # our name of a prompt without a role
 
 FileT = TypeVar("FileT", bound=PromptsFile)
-ModuleT = TypeVar("ModuleT", bound=TransformerModule)
+ModuleT = TypeVar("ModuleT", bound=TransformerSettings)
 
 
 def read_modules(

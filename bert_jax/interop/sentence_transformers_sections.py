@@ -20,6 +20,7 @@ SETTINGS: Final = "config_sentence_transformers.json"
 TRANSFORMER: Final = "sentence_bert_config.json"
 PACKAGE: Final = "sentence_transformers."
 """Prefix of the types in ``modules.json``."""
+_PYLATE: Final = "pylate.models."
 _SHORTEST: Final = 4  # tokens of a text
 
 
@@ -59,8 +60,9 @@ class ModuleEntry(_Lenient):
 
     @property
     def name(self) -> str:
-        """``Pooling``. The full name of a class that sentence-transformers does not have."""
-        name = self.type.rpartition(".")[2] if self.type.startswith(PACKAGE) else self.type
+        """``Pooling``. The full name of a class of neither sentence-transformers nor PyLate."""
+        known = self.type.startswith((PACKAGE, _PYLATE))
+        name = self.type.rpartition(".")[2] if known else self.type
         # Version 5 had a class of its own for models with an MLM head.
         return "Transformer" if name == "MLMTransformer" else name
 
@@ -138,7 +140,7 @@ class _Empty(Section):
     """Settings that must not have a key."""
 
 
-class TransformerModule(Section):
+class TransformerSettings(Section):
     """The module's settings. A key with a literal type or None has one allowed value.
 
     sentence-transformers refuses unknown keys, too.
@@ -157,9 +159,6 @@ class TransformerModule(Section):
     config_kwargs: _Loading = _Loading()
     processing_kwargs: _Empty = _Empty()
     unpad_inputs: bool | None = None
-    query_length: None = None
-    document_length: None = None
-    query_expansion: None = None
     tokenizer_name_or_path: None = None
 
     @property
@@ -176,6 +175,14 @@ class TransformerModule(Section):
         named = {each.dtype or each.torch_dtype for each in loading}
         rounded = next((name for name in ("float16", "bfloat16") if name in named), None)
         return (f"sentence-transformers rounds the weights to {rounded}",) if rounded else ()
+
+
+class TransformerModule(TransformerSettings):
+    """The settings of a model that encodes queries and passages alike."""
+
+    query_length: None = None
+    document_length: None = None
+    query_expansion: None = None
 
 
 class PromptsFile(_Lenient):

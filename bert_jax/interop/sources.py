@@ -35,10 +35,16 @@ _TOKENIZER: Final = (
 _MODULES: Final = (
     *(MODULES, "config_sentence_transformers.json", "sentence_*_config.json"),
     *("*_Pooling/config.json", "*_Dense/config.json", "*_Normalize/config.json"),
+    "*_MultiVectorMask/config.json",
     *("*_Dense/model.safetensors", "*_Dense/pytorch_model.bin"),
 )
 _BESIDE: Final = (GENERATOR_CONFIG, ADAPTER, *_TOKENIZER, *_MODULES)
-_USUAL: Final = ("_Pooling", "_Dense", "_Normalize")  # ends of folders that `_MODULES` has
+_USUAL: Final = (
+    "_Pooling",
+    "_Dense",
+    "_Normalize",
+    "_MultiVectorMask",
+)  # ends of folders that `_MODULES` has
 # Patterns of weight files, in the order in which the readers look for them.
 _TF_WEIGHTS: Final = ("*.index", "*.data-*-of-*")
 _HF_WEIGHTS: Final = (

@@ -104,6 +104,7 @@ def fused_attention(
             their biases.
         bias_3W: biases of queries, keys and values, float32 [3, heads · columns].
         segment_ids: int32 [B, L], from 0 to 65,534. A token attends only to tokens in its segment.
+            A token of segment −1 attends to segment 1, and no token attends to it.
         words: words of dropout. If None, nothing is dropped.
         columns: width of a head.
         rate: dropout rate of probabilities.
@@ -118,9 +119,10 @@ def fused_attention(
         words = dropout_words(seeds, length=segment_ids.shape[1], queries_BQ=queries_BQ)
         rate = 0.0
     places = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
-    tokens = _Tokens(places[None], segment_ids, segment_ids)
+    of_queries = jnp.abs(segment_ids)
+    tokens = _Tokens(places[None], of_queries, segment_ids)
     if queries_BQ is not None:
-        of_queries = jnp.take_along_axis(segment_ids, queries_BQ, axis=1)
+        of_queries = jnp.take_along_axis(of_queries, queries_BQ, axis=1)
         tokens = _Tokens(queries_BQ, of_queries, segment_ids)
     facts = _Facts(
         *(columns, rate, causal),

@@ -50,7 +50,8 @@ def rotary_attention(
 
     Args:
         qkv_BLW: queries, keys and values, not rotated.
-        segment_ids: int32 [B, L], from 0 to 65,534. A token attends to its own segment alone.
+        segment_ids: int32 [B, L], from 0 to 65,534. A token attends to its own segment alone. A
+            token of segment −1 attends to segment 1, and no token attends to it.
         turn: cosine and sine of the angles at every place of a row, float32 [L, columns / 2].
         columns: columns of a head.
         window: tokens that a query sees, half of them before it. If None, it sees its segment.
@@ -86,12 +87,12 @@ def _forward(
         return jnp.pad(x, widths) if missing else x
 
     # Padding is a segment of its own, since tokens may read other padding: 0.
-    segments = whole(segment_ids + 1, 1)
+    segments = (whole(each + 1, 1) for each in (jnp.abs(segment_ids), segment_ids))
     cosine, sine = (whole(each, 0) for each in turn)
     operands = (
         jnp.concatenate([cosine, cosine], axis=1),
         jnp.concatenate([-sine, sine], axis=1),
-        *(segments, segments),
+        *segments,
         *(whole(each, 1) for each in qkv),
     )
     out, logs = _run(forward_kernel, operands, (), ("queries", "logs"), facts)

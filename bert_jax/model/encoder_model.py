@@ -20,16 +20,23 @@ from bert_jax.model.heads import (
     ReplacedTokenHead,
 )
 from bert_jax.model.kernel_limits import Limit, Part
+from bert_jax.model.late_interaction_head import LateInteractionHead
 from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.pooling import position_of
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.model.sparse_head import SparseHead
-from bert_jax.model.text_head import PoolingSection, SparseHeadSection, VectorHeadSection
+from bert_jax.model.text_head import (
+    PoolingSection,
+    SparseHeadSection,
+    TokenVectorsSection,
+    VectorHeadSection,
+)
 from bert_jax.parallel.parameter_groups import ParameterGroups
 
 VECTOR_HEADS: Mapping[type[VectorHeadSection], Callable[..., VectorHead[Any]]] = {
     PoolingSection: EmbeddingHead,
     SparseHeadSection: SparseHead,
+    TokenVectorsSection: LateInteractionHead,
 }
 """The module of each kind of text head that encodes every text by itself."""
 

@@ -112,7 +112,8 @@ def _padded(
     length = q.shape[1]
     # An export has a symbolic length. JAX can then reshape a multiple of `size`, but not a sum.
     padding = ((0, 0), (0, -(-length // size) * size - length), (0, 0), (0, 0))
-    segments = jnp.pad(segment_ids + 1, padding[:2])  # a segment of its own for the new padding
+    # A segment of its own for the new padding: 0. Negative segments stay negative.
+    segments = jnp.pad(jnp.where(segment_ids < 0, segment_ids, segment_ids + 1), padding[:2])
     return jnp.pad(q, padding), jnp.pad(k, padding), jnp.pad(v, padding), segments
 
 
@@ -122,6 +123,7 @@ def _visible(of_queries: Array, of_keys: Array, *, half: int, causal: bool) -> A
     inside = abs(distance) <= half
     if causal:
         inside &= distance <= 0
+    of_queries = jnp.where(of_queries < 0, 1 - of_queries, of_queries)  # see `_padded`
     return inside & (of_queries[..., None] == of_keys[..., None, :])
 
 

@@ -23,6 +23,7 @@ from bert_jax.model.text_head import (
     PoolingSection,
     SparseHeadSection,
     TextHeadSection,
+    TokenVectorsSection,
     VectorHeadSection,
 )
 from bert_jax.section import Section
@@ -148,6 +149,10 @@ class HeadsSection(Section):
     """How a cross-encoder computes the score of a pair of texts. null: it was not trained for
     this."""
 
+    late_interaction: TokenVectorsSection | None = None
+    """How a late-interaction model computes the vectors of a text's tokens. null: it was not
+    trained for this."""
+
     @property
     def text_head(self) -> TextHeadSection | None:
         """How the model turns texts into what search compares. None: it was not trained for it."""
@@ -156,7 +161,7 @@ class HeadsSection(Section):
     @property
     def vectors(self) -> VectorHeadSection | None:
         """How the model encodes a text by itself. None: it was not trained for it."""
-        return self.embedding or self.sparse
+        return self.embedding or self.sparse or self.late_interaction
 
     def longest_text(self, positions: int) -> int:
         """Returns the default limit of texts in tokens, for a model with `positions` positions."""

@@ -5,7 +5,7 @@ A kind of text head has its settings here, and one file in each layer that it ta
 `bert_jax.interop` (files of sentence-transformers). Everything else asks `HeadsSection.text_head`.
 """
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pydantic
@@ -34,6 +34,14 @@ class TextHeadSection(Section):
         return {}
 
 
+class TextSize(NamedTuple):
+    """The number of tokens of a text. Shorter texts are filled up with the mask."""
+
+    least: int
+    most: int
+    seen: bool = True  # whether other tokens attend to the masks
+
+
 class VectorHeadSection(TextHeadSection):
     """The settings of a text head that encodes every text by itself."""
 
@@ -50,6 +58,11 @@ class VectorHeadSection(TextHeadSection):
     def width(self, architecture: EncoderArchitecture) -> int:
         """Returns the numbers in a vector of a text, or of one of its tokens."""
         raise NotImplementedError
+
+    def size(self, limit: int, *, query: bool) -> TextSize:
+        """Returns the size of a query or of another text. `limit`: longest text in tokens."""
+        del query
+        return TextSize(0, limit)
 
 
 class PoolingSection(VectorHeadSection):
@@ -109,6 +122,43 @@ class SparseHeadSection(VectorHeadSection):
     def width(self, architecture: EncoderArchitecture) -> int:
         """Returns the number of pieces that can have a weight."""
         return architecture.vocab_size
+
+
+class TokenVectorsSection(VectorHeadSection):
+    """How a late-interaction model computes the vectors of a text's tokens.
+
+    A passage's score for a query is the sum, over the query's tokens, of the largest cosine with a
+    token of the passage (MaxSim, arXiv 2004.12832).
+    """
+
+    title = "late interaction"
+
+    projection: int | None = pydantic.Field(default=128, ge=1)
+    """Width of a linear layer without bias on every token. null: no layer, vectors are as wide as
+    the model."""
+    query_length: int | None = pydantic.Field(default=32, ge=4)
+    """Longest query in tokens, special tokens and prefix included. null: as other texts."""
+    query_expansion: Literal["attended", "unattended"] | None = None
+    """Whether mask tokens fill up every query to `query_length`. They are compared with passages,
+    like the query's own tokens. `attended`: all tokens attend to them. `unattended`: no token
+    attends to them, as in ColBERT. null: queries are not filled up."""
+    skipped: tuple[int, ...] = ()
+    """Ids of pieces that have no vector in passages, such as punctuation."""
+
+    def width(self, architecture: EncoderArchitecture) -> int:
+        """Returns the numbers in the vector of a token."""
+        return self.projection or architecture.hidden_size
+
+    def size(self, limit: int, *, query: bool) -> TextSize:
+        """Returns the size of a query or of another text. `limit`: longest text in tokens."""
+        most = min(limit, self.query_length or limit) if query else limit
+        expanded = query and self.query_expansion is not None
+        return TextSize(most if expanded else 0, most, self.query_expansion != "unattended")
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Parameters of the projection, with their width."""
+        return {} if self.projection is None else {"dense": self.projection}
 
 
 class CrossEncoderSection(TextHeadSection):

@@ -54,8 +54,9 @@ def xla_attention(
     The softmax is in float32, over the keys in the segment of the query. Source:
     google-research/bert `modeling.py`, `attention_layer`.
 
-    `segment_ids` are 1, 2, … for the packed examples of a row, and 0 for padding. `queries_BQ` are
-    the positions of the queries; if None, every token is a query. `dropout_key` is None in
+    `segment_ids` are 1, 2, … for the packed examples of a row, and 0 for padding. A token of
+    segment −n attends to segment n, but no token attends to it. `queries_BQ` are the positions of
+    the queries; if None, every token is a query. `dropout_key` is None in
     evaluation. With a `window`, which needs every query, a query sees only keys at most
     ``window / 2`` tokens away. If `causal`, a query sees no later key. `terms` are added to the
     scores.
@@ -102,9 +103,9 @@ class _Tokens(NamedTuple):
 
 
 def _tokens(segment_ids: Array, *, causal: bool, queries_BQ: Array | None) -> _Tokens:
-    of_queries, places = segment_ids, None
+    of_queries, places = jnp.abs(segment_ids), None
     if queries_BQ is not None:
-        of_queries = jnp.take_along_axis(segment_ids, queries_BQ, axis=1)
+        of_queries = jnp.take_along_axis(of_queries, queries_BQ, axis=1)
     if causal:
         places = jnp.arange(segment_ids.shape[1])[None] if queries_BQ is None else queries_BQ
         places = jnp.broadcast_to(places, of_queries.shape)

@@ -15,6 +15,7 @@ from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.embedding.section import EmbeddingSection
 from bert_jax.tasks.family import FamilySection, FamilyT
 from bert_jax.tasks.glue.family import GlueSection
+from bert_jax.tasks.late_interaction.section import LateInteractionSection
 from bert_jax.tasks.rerank.section import RerankSection
 from bert_jax.tasks.sparse.section import SparseSection
 from bert_jax.tasks.squad.family import SquadSection
@@ -33,6 +34,7 @@ TaskSection: TypeAlias = (
     | EmbeddingSection
     | SparseSection
     | RerankSection
+    | LateInteractionSection
 )
 FAMILIES: Final[Mapping[str, type[FamilySection]]] = {
     section.model_fields["kind"].default: section

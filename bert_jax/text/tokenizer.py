@@ -2,7 +2,7 @@
 
 import abc
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,10 @@ class Tokenizer(abc.ABC):
                     "tokenizer.token_id", token_id, f"0 to {self.vocab_size - 1}", place="token id"
                 )
         return [self._vocabulary[token_id] for token_id in ids]
+
+    def ids_of(self, pieces: Collection[str]) -> tuple[int, ...]:
+        """Returns the ids of some pieces. Pieces that the vocabulary lacks have none."""
+        return tuple(at for at, piece in enumerate(self._vocabulary) if piece in pieces)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """Returns readable texts of pieces. Raises UserError like `pieces`."""

@@ -65,7 +65,8 @@ def features(
         input_path: .txt (a text per line), .jsonl, .csv, .tsv or .parquet.
         output: .npz, .parquet or .jsonl.
         layers: a name of `select_layers`, or comma-separated layers. Default: the vectors that a
-            model of sentence embeddings was trained to compute. For other models:
+            model of sentence embeddings was trained to compute, or of all tokens for a
+            late-interaction model. For other models:
             "concat-last-four", or "last" if the model has fewer than four layers.
         level: one vector per piece, per word (the mean of its pieces) or per text.
         pool: vector of a text: "cls", "last", or "mean" of all pieces including special pieces.
@@ -122,7 +123,7 @@ def features(
         step, extractor = model.loaded.step, FeatureExtractor(settings, model)
 
         with (
-            writers.open_writer(target, level, width=extractor.width) as writer,
+            writers.open_writer(target, settings.level, width=extractor.width) as writer,
             doing(lambda: f"extracting: {extractor.counts.texts:,} texts"),
         ):
             for found in extractor(itertools.chain([first], texts)):

@@ -41,7 +41,7 @@ def plain(
     """Attention whose every score is in memory."""
     q, k, v = (x.reshape(*x.shape[:2], -1, columns) for x in qkv)
     q, k = rotated(q, turn), rotated(k, turn)
-    visible = segments[:, :, None] == segments[:, None, :]
+    visible = abs(segments)[:, :, None] == segments[:, None, :]
     places = np.arange(q.shape[1])
     if window is not None:
         visible &= abs(places[:, None] - places) <= window // 2
@@ -76,7 +76,9 @@ def test_the_kernel_equals_plain_attention(
     rng = np.random.default_rng(length)
     shape = 2, length, heads * columns
     q, k, v, gradient = (jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(4))
-    segments = jnp.asarray(np.sort(rng.integers(0, 4, shape[:2]))[:, ::-1].copy(), jnp.int32)
+    segments = np.sort(rng.integers(0, 4, shape[:2]))[:, ::-1].astype(np.int32)
+    segments[0, (segments[0] == 1).argmax() + 3] = -1  # no token attends to this one
+    segments = jnp.asarray(segments)
     turn = rotations(length, columns=columns, theta=1e4)
 
     settings: Any = {"columns": columns, "window": window, "causal": causal}

@@ -34,12 +34,16 @@ pytestmark = pytest.mark.slow
 
 
 def segments_of(rows: int, length: int) -> jax.Array:
-    """Returns rows with two or three examples and padding. The last row is only padding."""
+    """Returns rows with two or three examples and padding. The last row is only padding.
+
+    To some tokens of the first example, no token attends.
+    """
     ids = np.zeros((rows, length), np.int32)
     for row in range(rows - 1):
         cuts = [0, length // 3, length // 2 + row % 3, length - 5 * (row % 3) - 1]
         for number, (start, stop) in enumerate(itertools.pairwise(cuts), 1):
             ids[row, start:stop] = number
+        ids[row, length // 4 : length // 3 - row] = -1
     return jnp.asarray(ids)
 
 

@@ -1,5 +1,6 @@
 """Two processes train models of search like one: negatives come from both."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,18 @@ from tests.project import write_config
 from tests.tasks.rerank.data import rerank_config
 from tests.tasks.search.data import embedding_config
 
+late_interaction_config = functools.partial(
+    embedding_config,
+    kind="late_interaction",
+    query_expansion="unattended",
+    query_length=7,
+    skip_punctuation=True,
+)
+
 
 @pytest.mark.parametrize(
-    ("config_of", "predicted"), [(embedding_config, None), (rerank_config, 40)]
+    ("config_of", "predicted"),
+    [(embedding_config, None), (late_interaction_config, None), (rerank_config, 40)],
 )
 def test_two_processes_train_like_one(
     config_of: Callable[..., dict[str, Any]], predicted: int | None, tmp_path: Path

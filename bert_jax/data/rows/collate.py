@@ -89,6 +89,14 @@ def assemble(
     return Assembled(ids, start, cut)
 
 
+def fill_up(ids: list[int], least: int, *, mask: int, seen: bool) -> list[int]:
+    """Returns token ids with mask tokens at the end, so that there are at least `least`.
+
+    If they are not `seen`, no token attends to them: their ids are ``~mask``, see `collate_tokens`.
+    """
+    return ids + [mask if seen else ~mask] * (least - len(ids))
+
+
 def assemble_longest_first(
     first: Sequence[int], second: Sequence[int], tokenizer: Tokenizer, *, max_length: int
 ) -> Assembled:
@@ -129,6 +137,9 @@ def collate_tokens(
     ``[[2, 7, 3, 8, 3]]``, seconds ``[3]``, length 6, pad 0 -> ``input_ids [[2, 7, 3, 8, 3, 0]]``,
     ``token_type_ids [[0, 0, 0, 1, 1, 0]]``, ``segment_ids [[1, 1, 1, 1, 1, 0]]``.
 
+    A negative id ``~id`` is a token that attends to its sequence, but no token attends to it. Its
+    `segment_ids` is −1.
+
     For several sequences per row (multiple choice), pass all sequences in order and reshape the
     arrays.
 
@@ -150,10 +161,11 @@ def collate_tokens(
     if seconds is not None:
         starts[: len(sequences), 0] = seconds
     at = np.arange(length)
+    ids = pad_rows(sequences, batch_size=batch_size, length=length, fill=pad_id)
     return {
-        "input_ids": pad_rows(sequences, batch_size=batch_size, length=length, fill=pad_id),
+        "input_ids": np.maximum(ids, ~ids),
         "token_type_ids": ((at >= starts) & (at < sizes)).astype(np.int32),
-        "segment_ids": (at < sizes).astype(np.int32),
+        "segment_ids": np.where(ids < 0, -1, at < sizes).astype(np.int32),
     }
 
 

@@ -11,6 +11,7 @@ from bert_jax.section import refuse_ignored
 from bert_jax.tasks.family import ViewOfSplit
 from bert_jax.tasks.search.section import VectorLossSection, VectorSearchSection
 from bert_jax.tasks.search.tuples import TeacherColumns
+from bert_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from bert_jax.tasks.embedding.task import EmbeddingTask
@@ -116,8 +117,9 @@ class EmbeddingSection(VectorSearchSection):
         del steps
         return EmbeddingTask(training=self.loss, chunks=accumulation, **parts)
 
-    def head(self, found: TextHeadSection | None) -> PoolingSection:
+    def head(self, found: TextHeadSection | None, tokenizer: Tokenizer) -> PoolingSection:
         """Returns how the trained model computes vectors. `found`: how the checkpoint does."""
+        del tokenizer
         names = ("pool", "normalize", "projection", "query_prefix", "passage_prefix")
         asked = {name: value for name in names if (value := getattr(self, name)) is not None}
         asked["temperature"] = self.loss.temperature if self.loss.learn_temperature else None

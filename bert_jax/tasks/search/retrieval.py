@@ -11,6 +11,7 @@ from bert_jax.inference.comparison import Comparison, comparison_of
 from bert_jax.model.text_head import VectorHeadSection
 from bert_jax.tasks.family import Record, content_hash
 from bert_jax.tasks.search.tuples import (
+    Shown,
     TextSample,
     TextsSplit,
     TextTuple,
@@ -56,13 +57,14 @@ class RetrievalSplit(TextsSplit):
         max_length: int,
     ) -> None:
         """Encodes all texts."""
+        self.data = data
         queries = [head.query_prefix + text for text in data.queries.values()]
         passages = [head.passage_prefix + text for text in data.passages.values()]
         texts = [[text] for text in (*queries, *passages)]
         super().__init__(
             texts, tokenizer=tokenizer, max_length=max_length, comparison=comparison_of(head)
         )
-        self.examples, self.data = len(queries), data
+        self.examples = len(queries)
         few = len(passages) if len(passages) <= CUTOFF else 0
         self.findings = {**self.findings, f"passages, so {FIGURES[0]} of any order is high": few}
         self.fingerprint = content_hash([data])
@@ -106,6 +108,17 @@ class RetrievalSplit(TextsSplit):
         rows = [*asked, *(len(queries) + at for at in found)]
         return TextSample(rows, texts, pairs, len(queries) + len(passages))
 
+    def shown(self, records: Sequence[Record], *, queries: int, passages: int) -> list[Shown]:
+        """Returns at most some queries with their best passages, from the records of all rows."""
+        texts, found = self.data.passages, list[Shown]()
+        place = {each: at for at, each in enumerate(texts, start=len(self.data.queries))}
+        for at in spread(len(records), queries):
+            best = records[at]["prediction"][:passages]
+            fits = [records[at]["label"].get(each, 0) > 0 for each in best]
+            rows = [at, *map(place.__getitem__, best)]
+            found.append(Shown(rows, [records[at]["text"], *map(texts.__getitem__, best)], fits))
+        return found
+
     def starts_example(self, row: int) -> bool:
         """Returns whether a row is the first one, because all rows are ranked together."""
         return row == 0
@@ -123,7 +136,7 @@ class RetrievalSplit(TextsSplit):
         """Returns a record per query: best passages, and ranks of the relevant passages."""
         assert first == 0
         count = len(self.data.queries)
-        return rank(self.data, reduced[:count], reduced[count:], comparison=self._comparison)
+        return rank(self.data, reduced[:count], reduced[count:], comparison=self.comparison)
 
 
 def rank(

@@ -40,6 +40,7 @@ from bert_jax.tasks.search.tuples import (
 )
 from bert_jax.tasks.sequence import TextExample
 from bert_jax.tasks.table import hold_out
+from bert_jax.text.tokenizer import Tokenizer
 
 R = TypeVar("R")
 SPEARMAN: Final = ("spearman", "pearson")
@@ -210,7 +211,7 @@ class VectorSearchSection(SearchSection):
                 )
         return self
 
-    def head(self, found: TextHeadSection | None) -> VectorHeadSection:
+    def head(self, found: TextHeadSection | None, tokenizer: Tokenizer) -> VectorHeadSection:
         """Returns how the trained model encodes texts. `found`: how the checkpoint does."""
         raise NotImplementedError
 
@@ -283,7 +284,7 @@ class VectorSearchSection(SearchSection):
         anchors. Raises UserError for a missing file or column, a malformed row, a training set that
         is too small for `hold_out`, or a dev set on which all models have the same score.
         """
-        head = self.head(request.text_head)
+        head = self.head(request.text_head, request.tokenizer)
         tables: dict[str, Sequence[TextTuple]] = {}
         splits: dict[str, Split] = {}
         notes: list[str] = []
@@ -383,10 +384,7 @@ def _retrieval_split(
     data: retrieval.Retrieval, request: DataRequest, head: VectorHeadSection
 ) -> retrieval.RetrievalSplit:
     return retrieval.RetrievalSplit(
-        data,
-        head=head,
-        tokenizer=request.tokenizer,
-        max_length=request.max_length,
+        data, head=head, tokenizer=request.tokenizer, max_length=request.max_length
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
+from bert_jax.data.rows.collate import assemble, encode_ragged, fill_up, special_tokens
 from bert_jax.data.tables import RowError, RowErrors, TableRow
 from bert_jax.errors import UserError
 from bert_jax.inference.comparison import Comparison
@@ -179,6 +179,14 @@ class TextSample(NamedTuple):
     total: int  # number of texts of the split
 
 
+class Shown(NamedTuple):
+    """A query of a report, and passages for it."""
+
+    rows: Sequence[int]  # rows of the split with the query, then the passages
+    texts: Sequence[str]  # of the query, then of the passages; without prefixes
+    fits: Sequence[bool]  # whether each passage fits
+
+
 def spread(count: int, limit: int) -> list[int]:
     """Returns at most `limit` of `count` indices at equal distances: (7, 3) → [0, 3, 6]."""
     return list(range(0, count, max(1, -(-count // max(limit, 1)))))
@@ -196,25 +204,33 @@ class TextsSplit(Split):
         comparison: Comparison[Any],
     ) -> None:
         """Encodes all texts, prefixes included. Longer texts are truncated."""
-        self._comparison = comparison
+        self.comparison = comparison
         self.tokenizer, self._max_length, self._texts = tokenizer, max_length, len(rows[0])
         self._ids = encode_ragged(tokenizer, (text for row in rows for text in row))
         lengths = np.diff(self._ids.offsets) + special_tokens(tokenizer, pair=False)
-        lengths = lengths.reshape(len(rows), self._texts)
-        self.lengths = np.minimum(lengths.max(axis=1), max_length).astype(np.int32)
-        self.examples, cut = len(rows), int((lengths > max_length).sum())
+        sizes = [comparison.head.size(max_length, query=query) for query in (False, True)]
+        of_text = [self.is_query(*divmod(at, self._texts)) for at in range(len(lengths))]
+        least, most = ([sizes[query][at] for query in of_text] for at in (0, 1))
+        filled = np.clip(lengths, least, most).reshape(len(rows), self._texts)
+        self.lengths = filled.max(axis=1).astype(np.int32)
+        self.examples, self._sizes = len(rows), sizes
         self.findings: Mapping[str, int] = {
-            f"of {lengths.size:,} texts are longer than {max_length} pieces and truncated": cut
+            f"of {most.count(limit):,} texts are longer than {limit} pieces and truncated": int(
+                ((lengths > limit) & (np.array(most) == limit)).sum()
+            )
+            for limit in dict.fromkeys(most)
         }
 
     def row(self, index: int) -> Encoded:
         """Returns one row, with the targets of `targets`."""
-        first = index * self._texts
-        made = [
-            assemble(self._ids[at].tolist(), None, self.tokenizer, max_length=self._max_length).ids
-            for at in range(first, first + self._texts)
-        ]
+        made = [self._sequence(index, text) for text in range(self._texts)]
         return Encoded(made, [len(ids) for ids in made], self.targets(index))
+
+    def _sequence(self, index: int, text: int) -> list[int]:
+        size = self._sizes[self.is_query(index, text)]
+        ids = self._ids[index * self._texts + text].tolist()
+        ids = assemble(ids, None, self.tokenizer, max_length=size.most).ids
+        return fill_up(ids, size.least, mask=self.tokenizer.special.mask, seen=size.seen)
 
     def targets(self, index: int) -> dict[str, Any]:
         """Returns the targets of a row, see `Encoded`."""
@@ -229,7 +245,7 @@ class TextsSplit(Split):
         """Returns what `Comparison.kept` keeps of the outputs of a row's texts."""
         logits = logits[None] if self._texts == 1 else logits
         return [
-            self._comparison.kept(output, ids, query=self.is_query(index, text))
+            self.comparison.kept(output, ids, query=self.is_query(index, text))
             for text, (output, ids) in enumerate(
                 zip(logits, self.row(index).sequences, strict=True)
             )
@@ -242,6 +258,10 @@ class TextsSplit(Split):
 
     def sample(self, limit: int) -> TextSample:
         """Returns rows with about `limit` texts, spread over the split."""
+        raise NotImplementedError
+
+    def shown(self, records: Sequence[Record], *, queries: int, passages: int) -> list[Shown]:
+        """Returns at most some queries with their best passages, from the records of all rows."""
         raise NotImplementedError
 
 
@@ -291,7 +311,7 @@ class TupleSplit(TextsSplit):
     def reduce(self, index: int, logits: np.ndarray) -> float:
         """Returns the similarity of the first two texts. `logits` are the outputs of all texts."""
         first, second, *_ = super().reduce(index, logits)
-        return self._comparison.of_pair(first, second)
+        return self.comparison.of_pair(first, second)
 
     def sample(self, limit: int) -> TextSample:
         """Returns rows, see `TextsSplit`. The first two texts of each row are a pair."""
@@ -302,6 +322,12 @@ class TupleSplit(TextsSplit):
             (at * self._texts, at * self._texts + 1, row.score) for at, row in enumerate(chosen)
         ]
         return TextSample(rows, texts, pairs, len(self._rows) * self._texts)
+
+    def shown(self, records: Sequence[Record], *, queries: int, passages: int) -> list[Shown]:
+        """Returns at most some pairs. Pairs with a score in the upper half fit."""
+        del records, passages
+        chosen = ((at, self._rows[at]) for at in spread(len(self._rows), queries))
+        return [Shown([at], row.texts[:2], [(row.score or 0) >= 0.5]) for at, row in chosen]
 
     def records(self, reduced: Sequence[float], *, first: int = 0) -> list[Record]:
         """Returns records with the scaled score as label, and the similarity as prediction."""

@@ -8,6 +8,7 @@ from bert_jax.model.section import HeadsSection
 from bert_jax.model.text_head import SparseHeadSection, TextHeadSection
 from bert_jax.tasks.family import ViewOfSplit
 from bert_jax.tasks.search.section import VectorLossSection, VectorSearchSection
+from bert_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from bert_jax.tasks.sparse.task import SparseTask
@@ -58,8 +59,9 @@ class SparseSection(VectorSearchSection):
         warmup = round(steps * self.loss.flops_warmup_fraction)
         return SparseTask(training=self.loss, warmup=warmup, chunks=accumulation, **parts)
 
-    def head(self, found: TextHeadSection | None) -> SparseHeadSection:
+    def head(self, found: TextHeadSection | None, tokenizer: Tokenizer) -> SparseHeadSection:
         """Returns how the trained model computes vectors. `found`: how the checkpoint does."""
+        del tokenizer
         names = ("activation", "top_k", "query_prefix", "passage_prefix")
         asked = {name: value for name in names if (value := getattr(self, name)) is not None}
         known = found if isinstance(found, SparseHeadSection) else SparseHeadSection()

@@ -213,7 +213,7 @@ def test_evaluation_compares_vectors_as_sentence_transformers(
         order = np.argsort(-scores)
         assert record["prediction"] == [f"p{at}" for at in order]
         np.testing.assert_allclose(record["scores"], scores[order], atol=1e-6)
-    asked = section_of(tmp_path, dev=str(beir), normalize=False).head(embedding)
+    asked = section_of(tmp_path, dev=str(beir), normalize=False).head(embedding, request.tokenizer)
     assert (asked.dimensions, asked.by_cosine) == (3, False)
 
 

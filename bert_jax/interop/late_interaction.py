@@ -1,0 +1,258 @@
+"""Reads and writes late-interaction models of sentence-transformers, and reads those of PyLate.
+
+``modules.json`` lists Transformer, Dense, MultiVectorMask and Normalize. PyLate lists the first two
+and keeps all settings in ``config_sentence_transformers.json``.
+"""
+
+import string
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import pydantic
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.files.read import read_json_object
+from bert_jax.interop.dense_module import (
+    TOKENS,
+    Projection,
+    read_dense,
+    read_projection,
+    settings_of_tokens,
+    write_dense,
+)
+from bert_jax.interop.hf_checkpoint import CONFIG, read_hf
+from bert_jax.interop.hf_tokenizer import tokenizer_files, with_markers
+from bert_jax.interop.sentence_transformers_files import (
+    read_model_file,
+    read_modules,
+    read_prompts,
+    read_transformer,
+    transformer_file,
+    write_modules,
+    written_prompts,
+)
+from bert_jax.interop.sentence_transformers_sections import (
+    PACKAGE,
+    SETTINGS,
+    TRANSFORMER,
+    PromptsFile,
+    TextHeadFormat,
+    TransformerSettings,
+    VectorModule,
+    longest_text,
+    write_json,
+)
+from bert_jax.interop.sources import MODULES
+from bert_jax.interop.tensor_conversion import Pretrained
+from bert_jax.model.text_head import TokenVectorsSection
+from bert_jax.section import Section
+from bert_jax.text import Tokenizer
+from bert_jax.validation import read_section, validate
+
+_TYPE: Final = "MultiVectorEncoder"
+_OF_PYLATE: Final = "ColBERT"
+_STEPS: Final = {
+    "Transformer": "base.modules.transformer",
+    "Dense": "base.modules.dense",
+    "MultiVectorMask": "multi_vector_encoder.modules.multi_vector_mask",
+    "Normalize": "base.modules.normalize",
+}
+_QUERY: Final = "query"  # names of prompts
+_PASSAGE: Final = "document"
+_EXPANSIONS: Final[dict[bool, Literal["attended", "unattended"]]] = {
+    True: "attended",
+    False: "unattended",
+}
+
+
+class _Expansion(Section):
+    """``query_expansion``: how the mask fills up queries."""
+
+    strategy: Literal["fixed"]
+    attend: bool = False
+    token: str | None = None
+    length: int = pydantic.Field(ge=4)
+
+
+class _Transformer(TransformerSettings):
+    """Settings of Transformer, with those of queries and documents."""
+
+    query_length: int | None = pydantic.Field(default=None, ge=4)
+    document_length: int | None = pydantic.Field(default=None, ge=4)
+    query_expansion: _Expansion | None = None
+
+
+class _Mask(Section):
+    """``config.json`` of MultiVectorMask."""
+
+    skiplist_words: tuple[str, ...] = ()
+    skiplist_tasks: tuple[Literal["document"]] = ("document",)
+    keep_only_token_ids: tuple[()] | None = None
+
+
+class _Settings(PromptsFile):
+    """``config_sentence_transformers.json``. PyLate has the settings from `query_prefix` on."""
+
+    model_type: str | None = None
+    similarity_fn_name: str | None = None
+    query_prefix: str | None = None
+    document_prefix: str | None = None
+    query_length: int | None = None
+    document_length: int | None = None
+    do_query_expansion: bool | None = None
+    attend_to_expansion_tokens: bool | None = None
+    skiplist_words: tuple[str, ...] = tuple(string.punctuation)
+
+    @property
+    def markers(self) -> dict[str, str]:
+        """PyLate's texts before queries and documents, by the name of the prompt."""
+        return {_QUERY: self.query_prefix or "", _PASSAGE: self.document_prefix or ""}
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """PyLate's settings of queries and documents, as in Transformer."""
+        found: dict[str, Any] = {"document_length": self.document_length}
+        if self.do_query_expansion is False:
+            return found | {"query_length": self.query_length}
+        attend, length = bool(self.attend_to_expansion_tokens), self.query_length or 32
+        expansion = _Expansion(strategy="fixed", attend=attend, length=length)
+        return found | {"query_expansion": expansion}
+
+
+def is_late_interaction(directory: Path) -> bool:
+    """Returns whether a directory has the settings of a late-interaction model."""
+    if not (directory / MODULES).exists() or not (directory / SETTINGS).exists():
+        return False
+    found = read_json_object(epath.Path(directory / SETTINGS))
+    return found.get("model_type") in (_TYPE, _OF_PYLATE) or "query_prefix" in found
+
+
+def read_late_interaction(directory: Path, *, tokenizer: Tokenizer | None = None) -> Pretrained:
+    """Reads a late-interaction model with its encoder.
+
+    Raises UserError if a module or a setting has no counterpart here; also as in `read_hf`.
+    """
+    settings = read_model_file(directory, _Settings)
+    if settings.similarity_fn_name == "meanmaxsim":
+        place = f"{directory / SETTINGS}: similarity_fn_name"
+        raise UserError.wrong("import.similarity", "meanmaxsim", "maxsim", place=place)
+    of_pylate = settings.model_type != _TYPE
+    optional = ("Dense", "MultiVectorMask", "Normalize") if of_pylate else ("Dense",)
+    modules = read_modules(directory, [*_STEPS], optional=optional)
+    configs = {name: directory / folder / CONFIG for name, folder in modules.items()}
+    encoder = configs.pop("Transformer").parent
+    layer = _read_dense(configs["Dense"]) if "Dense" in configs else None
+    mask = _Mask(skiplist_words=settings.skiplist_words)
+    if "MultiVectorMask" in configs:
+        mask = read_section(_Mask, epath.Path(configs["MultiVectorMask"]))
+    if "Normalize" in configs:
+        validate(VectorModule, settings_of_tokens(configs["Normalize"]), source="")
+    model = read_hf(encoder, tokenizer=tokenizer)
+    model = model._replace(tokenizer=with_markers(model.tokenizer, settings.markers.values()))
+    head, notes = _head(directory, encoder, model, settings)
+    skipped = model.tokenizer.ids_of(mask.skiplist_words)
+    width = None if layer is None else layer.width
+    head = head.model_copy(update={"skipped": skipped, "projection": width})
+    heads = model.heads.model_copy(update={"late_interaction": head})
+    params = model.params
+    if layer is not None:
+        params = params | read_projection(layer, model, heads, bias=False)
+    own = [directory / MODULES, directory / SETTINGS, *configs.values()]
+    own += [] if layer is None else layer.source.files
+    own += [path] if (path := transformer_file(encoder)) else []
+    files = (*own, *model.files, *tokenizer_files(encoder))
+    return model._replace(heads=heads, params=params, files=files, notes=(*model.notes, *notes))
+
+
+def _read_dense(config: Path) -> Projection:
+    settings = settings_of_tokens(config)
+    if settings.get("bias", True) is not False:
+        raise UserError.wrong("import.dense", "true", "false", place=f"{config}: bias")
+    return read_dense(config.parent, settings)
+
+
+def _head(
+    directory: Path, encoder: Path, model: Pretrained, settings: _Settings
+) -> tuple[TokenVectorsSection, list[str]]:
+    """Returns the prefixes and lengths of texts, and notes for the user."""
+    prompts = dict(settings.prompts)
+    for name, marker in settings.markers.items():  # PyLate puts it before the prompt
+        prompts[name] = marker + (prompts.get(name) or "").removeprefix(marker)
+    settings = settings.model_copy(update={"prompts": prompts})
+    prefixes, notes = read_prompts(directory, settings)
+    found = read_transformer(encoder, model, _Transformer)
+    if settings.model_type != _TYPE:
+        others = settings.lengths.items()
+        missing = {name: each for name, each in others if name not in found.model_fields_set}
+        found = found.model_copy(update=missing)
+    expansion, mask = found.query_expansion, model.tokenizer.special_pieces.mask
+    if expansion is not None and expansion.token not in (None, mask):
+        place = f"{transformer_file(encoder)}: query_expansion.token"
+        raise UserError.wrong("import.expansion_token", f"{expansion.token:.60}", mask, place=place)
+    limit = found.document_length or found.longest
+    head = TokenVectorsSection(
+        query_length=found.query_length if expansion is None else expansion.length,
+        query_expansion=None if expansion is None else _EXPANSIONS[expansion.attend],
+        max_length=longest_text(encoder, model, limit=limit),
+        **prefixes,
+    )
+    return head, [*notes, *found.notes]
+
+
+def write_late_interaction(directory: Path, model: Pretrained) -> None:
+    """Writes the files beside a checkpoint of `write_hf`, for sentence-transformers 6.
+
+    The model has `HeadsSection.late_interaction`. Raises UserError if the disk is full.
+    """
+    how = model.heads.late_interaction
+    assert how is not None
+    names = [name for name in _STEPS if name != "Dense" or how.projection is not None]
+    folders = {name: f"{index}_{name}" if index else "" for index, name in enumerate(names)}
+    for folder in folders.values():
+        (directory / folder).mkdir(exist_ok=True)
+    tokens = {"module_input_name": TOKENS, "module_output_name": TOKENS}
+    if how.projection is not None:
+        write_dense(directory / folders["Dense"], model, bias=False, **tokens)
+    words = model.tokenizer.pieces(how.skipped)
+    mask = {"skiplist_words": words, "skiplist_tasks": [_PASSAGE], "keep_only_token_ids": None}
+    write_json(directory / folders["MultiVectorMask"] / CONFIG, mask)
+    write_json(directory / folders["Normalize"] / CONFIG, tokens)
+    longest = model.heads.longest_text(model.architecture.max_position_embeddings)
+    transformer: dict[str, Any] = {
+        "max_seq_length": longest,
+        "do_lower_case": False,
+        "document_length": longest,
+    }
+    length = how.size(longest, query=True).most
+    if how.query_expansion is None:
+        transformer["query_length"] = length
+    else:
+        attend = how.query_expansion == _EXPANSIONS[True]
+        expansion = {"strategy": "fixed", "attend": attend, "length": length}
+        transformer["query_expansion"] = expansion
+    write_json(directory / TRANSFORMER, transformer)
+    settings = {"model_type": _TYPE, **written_prompts(how), "similarity_fn_name": "maxsim"}
+    write_json(directory / SETTINGS, settings)
+    types = {name: f"{PACKAGE}{_STEPS[name]}.{name}" for name in names}
+    write_modules(directory, {types[name]: folder for name, folder in folders.items()})
+
+
+_USAGE: Final = """```python
+from sentence_transformers import MultiVectorEncoder
+
+model = MultiVectorEncoder("{name}")
+queries = model.encode_query(["a question"])
+passages = model.encode_document(["an answer", "another answer"])
+print(model.similarity(queries, passages))
+```"""
+_FRONT_MATTER: Final = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, multi-vector, ColBERT, late-interaction, {kind}, bert-jax]
+---
+"""
+FORMAT: Final = TextHeadFormat(
+    is_late_interaction, read_late_interaction, write_late_interaction, _USAGE, _FRONT_MATTER
+)
+"""The format of late-interaction models."""

@@ -1,0 +1,1 @@
+"""Late interaction: a vector for each token of a text."""
