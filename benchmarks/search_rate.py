@@ -61,10 +61,10 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, default="rerank")
     parser.add_argument("--loss", nargs="+", help="by default all of the kind")
     parser.add_argument("--text", type=Path, help="plain text, a paragraph per line")
-    parser.add_argument("--queries", type=int, default=2000)
+    parser.add_argument("--queries", type=int, default=800)
     parser.add_argument("--batch", type=int, default=32, help="pairs per step")
-    parser.add_argument("--steps", type=int, default=6, help="steps per round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4, help="steps per round")
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, help="cores of both sides. Default: all")
     asked = parser.parse_args()
     limit_threads(asked.threads)
@@ -125,6 +125,7 @@ def measure(
         values,
         kind.peer(loss, checkpoint, rows, batch_size=batch, seed=1),
         facts | {"threads": asked.threads},
+        unit="pairs/s" if loss == "bce" else "queries/s",
         steps=asked.steps,
         rounds=asked.rounds,
     )

@@ -39,6 +39,7 @@ def compare_training(
     peer: "PeerTraining",
     facts: dict[str, Any],
     *,
+    unit: str = "pairs/s",
     steps: int,
     rounds: int,
 ) -> None:
@@ -60,7 +61,7 @@ def compare_training(
     facts |= {"rounds": rounds, "programs": ours.programs}
     report_rates(
         figure,
-        "pairs/s",
+        unit,
         {name: per_item(seconds[name], counts[name][1:]) for name in sides},
         {name: per_item(timed[name].cpu[1:], counts[name][1:]) for name in sides},
         {"bert_jax": ours.padding, PEER: peer.padding},
