@@ -83,7 +83,7 @@ def finetune(
     "input_path",
     type=base.DATA_PATH,
     metavar="FILE",
-    help="Input file. [default: the task's test files]",
+    help="Input file; of a search also a directory. [default: the task's test files]",
 )
 @click.option("--submission", is_flag=True, help="Write the benchmark's submission files.")
 @click.option("--probabilities", is_flag=True, help="In a .csv, add a column for each label.")

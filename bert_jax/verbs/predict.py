@@ -61,8 +61,9 @@ def predict(
         run_dir: run directory of `finetune`.
         output: .jsonl (full records) or .csv (id and prediction). With `submission`: a directory
             for the benchmark's files. The directory may already contain the files of other tasks.
-        input_path: a file in the task's format. Default: the test splits. Labels are optional: only
-            rows with a label are scored.
+        input_path: a file in the task's format, or of a search a directory in the layout of BEIR
+            or NanoBEIR. Default: the test splits. Labels are optional: only rows with a label are
+            scored.
         submission: write files in the benchmark's submission format.
         probabilities: in a .csv, add a column ``probability:LABEL`` for each label.
         checkpoint: `auto` (the best checkpoint), `last`, `best`, or a step.

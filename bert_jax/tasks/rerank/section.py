@@ -211,7 +211,7 @@ class RerankSection(SearchSection):
             if role not in request.roles or (role == "dev" and self.dev is None):
                 if role == "test" and "train" in request.roles and self.directory(role) is not None:
                     notes += read_directory(str(self.test), role)[1]  # find mistakes early
-            elif (directory := self.directory(role)) is not None:
+            elif (directory := self.directory(role, request.input)) is not None:
                 lists[role], found = read_directory(directory, role)
                 notes += found
             else:

@@ -45,7 +45,8 @@ def files_of(directory: str, role: str, parts: Sequence[str] = PARTS) -> dict[st
 
     BEIR: ``D/queries.jsonl``, ``D/corpus.jsonl``, ``D/qrels/<role>.tsv`` and
     ``D/candidates/<role>.tsv``. The set S in the layout of NanoBEIR, whose directory is ``D/S``:
-    ``D/queries/S-*.parquet``, and the same in ``corpus``, ``qrels`` and ``bm25``.
+    ``D/queries/S-*.parquet``, and the same in ``corpus``, ``qrels`` and ``bm25``. The role "input"
+    is like "test".
 
     Downloads the files of a dataset on a hub. Raises UserError if a set lacks a part.
     """
@@ -54,6 +55,7 @@ def files_of(directory: str, role: str, parts: Sequence[str] = PARTS) -> dict[st
     of_set = {part: _tables(found, part) for part in parts}
     is_local_set = not is_remote(found) and not Path(found).is_dir()
     if not is_local_set and not any(of_set.values()):
+        role = "test" if role == "input" else role
         names = {QUERIES: f"{QUERIES}.jsonl", PASSAGES: f"{PASSAGES}.jsonl"}
         return {part: [f"{found}/{names.get(part, f'{part}/{role}.tsv')}"] for part in parts}
     for part, tables in of_set.items():

@@ -56,10 +56,13 @@ class SearchSection(RowsSection):
     parts: ClassVar[Sequence[str]] = PARTS
     """The parts of a directory that the task needs."""
 
-    def directory(self, role: str) -> str | None:
-        """Returns the directory in the layout of BEIR of a role, None if it has a table."""
-        path = getattr(self, role) if role in ("dev", "test") else None
-        return path if path is not None and is_directory(path) else None
+    def directory(self, role: str, input: str | MemoryTable | None = None) -> str | None:
+        """Returns the directory in the layout of BEIR of a role, None if it has a table.
+
+        `input` are the rows of the role "input".
+        """
+        path = {"dev": self.dev, "test": self.test, "input": input}.get(role)
+        return path if isinstance(path, str) and is_directory(path) else None
 
     def check_input(self, name: str) -> None:
         """Raises UserError if a file does not exist, or its first row lacks a column."""
@@ -294,7 +297,7 @@ class VectorSearchSection(SearchSection):
                     # Find mistakes before the training.
                     notes += read_retrieval(str(self.test), role)[1]
                 continue
-            if (directory := self.directory(role)) is not None:
+            if (directory := self.directory(role, request.input)) is not None:
                 data, found = read_retrieval(directory, role)
                 notes += found
                 splits[role] = _retrieval_split(data, request, head)

@@ -157,6 +157,9 @@ def test_candidates_of_directories_are_reranked(
     found = bert_jax.evaluate(tmp_path / "again", split="test").scores
     assert found == pytest.approx(expected, abs=1e-9)
     assert outcome.scores == pytest.approx(expected, abs=1e-9)
+    said = ok("predict", trained, tmp_path / "other.jsonl", "--input", tmp_path / "nano/NanoOther")
+    assert "ndcg@10" in said
+    assert len(records_of(tmp_path / "other.jsonl")) == 12
 
 
 def yaml_of(run: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from bert_jax.config import parse_config
 from bert_jax.train.metrics_writer import read_metrics
 from tests.project import ok, refused, says, write_config
 from tests.report.strict_html import Document, items, read, words
-from tests.tasks.search.data import embedding_config, pairs, write_beir, write_jsonl
+from tests.tasks.search.data import embedding_config, pairs, write_beir, write_jsonl, write_nano
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,7 @@ def test_vectors_equal_transformers(trained: Trained, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "v.npz")["vectors"], expected, atol=1e-5)
 
 
-def test_predictions_are_cosines(trained: Trained, tmp_path: Path) -> None:
+def test_predictions_are_cosines_or_rankings(trained: Trained, tmp_path: Path) -> None:
     rows = pairs(6, 9)
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
     ok("predict", trained.run, tmp_path / "p.jsonl", "--input", path)
@@ -155,6 +155,11 @@ def test_predictions_are_cosines(trained: Trained, tmp_path: Path) -> None:
         [row["question"] for row in rows], {"text": [row["answer"] for row in rows]}
     )
     np.testing.assert_allclose(theirs, queries @ passages.T, atol=1e-5)
+    nano = write_nano(tmp_path / "nano", rows, [])
+    assert "ndcg@10" in ok("predict", trained.run, tmp_path / "n.jsonl", "--input", nano)
+    ranked = [json.loads(line) for line in (tmp_path / "n.jsonl").read_text().splitlines()]
+    orders = [[f"p{at}" for at in order] for order in np.argsort(-theirs, axis=1)]
+    assert [each["prediction"] for each in ranked] == orders
     assert [each["id"] for each in records] == [row["id"] for row in rows]
     found = model.predict([(row["question"], row["answer"]) for row in rows])
     np.testing.assert_allclose([each["prediction"] for each in found], expected, atol=1e-5)
