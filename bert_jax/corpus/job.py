@@ -15,7 +15,7 @@ from bert_jax.corpus.keep import Condition
 from bert_jax.corpus.parts import InputPart, files_below, find_parts, require_apart
 from bert_jax.corpus.program import IdleClock, Program
 from bert_jax.corpus.reading import PartReader, RowWindow
-from bert_jax.corpus.results import Results, Tags, Vectors, results_of_head
+from bert_jax.corpus.results import Results, Tags, TokenVectors, Vectors, results_of_head
 from bert_jax.corpus.score_part import PARTS, PartRecord, encode_window, record_path, without_rows
 from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
 from bert_jax.corpus.settings import PartSettings, WindowLimits
@@ -31,6 +31,7 @@ from bert_jax.interop.open_model import OpenModel, open_model
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.model.shape_cost import inference_cost
+from bert_jax.model.text_head import TokenVectorsSection
 from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.runs.settings import describe
 from bert_jax.section import refuse_ignored
@@ -45,6 +46,7 @@ _SAMPLE: Final = WindowLimits(rows=1024, characters=1 << 22)
 _CPU_TOKENS: Final = 2048
 _ACCELERATOR_TOKENS: Final = 1 << 14  # on v5e, the states of `base` then fit into VMEM
 _WINDOW_ROWS: Final = 4096
+_ROWS_OF_TOKENS: Final = 512  # of a window with a vector for each token
 _WINDOW_CHARACTERS: Final = 8 << 20
 _THRESHOLD: Final = 0.5  # of a multi-label head without settings
 _HEADS: Final = ("sequence_classification", "token_classification")
@@ -109,8 +111,17 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
         return ScoredModel(opened, mesh, results, forward, prefix, max_length, tags)
     settings = vector_settings(section, architecture, heads)
     forward = vector_forward(settings, model.loaded.model)
-    vectors = Vectors(settings.width(architecture))
-    return ScoredModel(opened, mesh, vectors, forward, settings.prefix, settings.max_length, None)
+    vectors: Results = Vectors(settings.width(architecture))
+    if isinstance(head := settings.trained, TokenVectorsSection):
+        vectors = TokenVectors(head, settings.width(architecture), query=settings.query)
+    if settings.size.least:
+        raise UserError(
+            "score.query_expansion",
+            "found query, but the model fills up queries with masks, which a corpus has not. Use "
+            "bert-jax features for queries.",
+            place="score.prompt",
+        )
+    return ScoredModel(opened, mesh, vectors, forward, settings.prefix, settings.size.most, None)
 
 
 def reads_head(section: ScoreSection, heads: HeadsSection) -> bool:
@@ -206,6 +217,7 @@ def prepare(section: ScoreSection, model: ScoredModel) -> Job:
     tokens = tokens_of_batch(section, on_cpu=on_cpu)
     devices = batch_parts(model.mesh)
     batch = tokens * devices
+    has_tokens = isinstance(model.results, TokenVectors)
     settings = PartSettings(
         section=section.model_copy(update={"batch_tokens": tokens}),
         tokenizer=model.opened.model.tokenizer,
@@ -215,7 +227,7 @@ def prepare(section: ScoreSection, model: ScoredModel) -> Job:
         max_length=model.max_length,
         shapes=(),
         limits=WindowLimits(
-            rows=max(_WINDOW_ROWS, batch // 4),
+            rows=_ROWS_OF_TOKENS if has_tokens else max(_WINDOW_ROWS, batch // 4),
             characters=max(_WINDOW_CHARACTERS, 64 * batch),
         ),
     )

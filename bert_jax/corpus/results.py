@@ -1,20 +1,22 @@
 """Columns of results: labels, scores, vectors or tags, from the outputs of a model."""
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from bert_jax.data.rows.collate import Assembled, assemble, assemble_longest_first
+from bert_jax.inference.comparison import TokenComparison
 from bert_jax.model.section import HeadsSection, ProblemName
-from bert_jax.model.text_head import CrossEncoderSection
+from bert_jax.model.text_head import CrossEncoderSection, TokenVectorsSection
 
 LABEL: Final = "label"
 PROBABILITIES: Final = "probabilities"
 SCORE: Final = "score"
 VECTOR: Final = "vector"
+VECTORS: Final = "vectors"
 TOKENS: Final = "tokens"
 TAGS: Final = "tags"
 
@@ -44,6 +46,31 @@ class Vectors(Results):
         """Returns the vectors."""
         flat = pa.array(np.ascontiguousarray(outputs).ravel(), pa.float32())
         return [pa.FixedSizeListArray.from_arrays(flat, type=self.schema.field(0).type)]
+
+
+class TokenVectors(Results):
+    """A list of vectors per text, one for each token."""
+
+    def __init__(self, head: TokenVectorsSection, width: int, *, query: bool) -> None:
+        """`query` is whether the texts are queries."""
+        self._comparison, self._query = TokenComparison(head), query
+        self.schema = pa.schema([(VECTORS, pa.list_(pa.list_(pa.float32(), width)))])
+
+    def columns(self, outputs: np.ndarray) -> list[pa.Array]:
+        """Is not used: texts have different numbers of tokens, see `of_texts`."""
+        raise NotImplementedError
+
+    def of_texts(
+        self, outputs: Iterable[np.ndarray], ids: Iterable[Sequence[int]]
+    ) -> list[pa.Array]:
+        """Returns the vectors of texts from their outputs, float32 [length, width], and pieces."""
+        texts = zip(outputs, ids, strict=True)
+        kept = [self._comparison.kept(*text, query=self._query) for text in texts]
+        ends = np.cumsum([0, *map(len, kept)]).astype(np.int32)
+        inner = self.schema.field(0).type.value_type
+        flat = np.concatenate([np.zeros((0, inner.list_size), np.float32), *kept]).ravel()
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat), type=inner)
+        return [pa.ListArray.from_arrays(pa.array(ends), vectors)]
 
 
 class Scores(Results):

@@ -30,8 +30,8 @@ class ScoreSection(Section):
     output: PathText
     """Directory of the results: a file for each part of the input, and ``_manifest.json``."""
     result: ResultKind = "auto"
-    """`head`: the output of the task head. `vector`: a vector per text. `auto`: the head, if the
-    model has one."""
+    """`head`: the output of the task head. `vector`: a vector per text, or for late interaction a
+    list `vectors` with a vector per token. `auto`: the head, if the model has one."""
     text: str = "text"
     """Column of the texts."""
     pair: str | None = None

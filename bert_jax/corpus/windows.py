@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from bert_jax.corpus.program import INPUT_IDS, LENGTHS, SECONDS
-from bert_jax.corpus.results import Results, Tags
+from bert_jax.corpus.results import Results, Tags, TokenVectors
 from bert_jax.data.dataset.schema import Example
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.rows.collate import special_tokens
@@ -95,6 +95,10 @@ class TextWindow(EncodedWindow):
 
     def columns(self, outputs: list[np.ndarray]) -> list[pa.Array]:
         """Returns the columns of the results."""
+        if isinstance(self._results, TokenVectors):
+            special = self._special
+            ids = ([special.cls, *inner.tolist(), special.sep] for inner in self._ids)
+            return self._results.of_texts(outputs, ids)
         width = outputs[0].shape[-1] if outputs else 0
         return self._results.columns(np.array(outputs, np.float32).reshape(len(outputs), width))
 

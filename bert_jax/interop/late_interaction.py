@@ -45,6 +45,7 @@ from bert_jax.interop.sentence_transformers_sections import (
 )
 from bert_jax.interop.sources import MODULES
 from bert_jax.interop.tensor_conversion import Pretrained
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.text_head import TokenVectorsSection
 from bert_jax.section import Section
 from bert_jax.text import Tokenizer
@@ -190,6 +191,7 @@ def _head(
     if expansion is not None and expansion.token not in (None, mask):
         place = f"{transformer_file(encoder)}: query_expansion.token"
         raise UserError.wrong("import.expansion_token", f"{expansion.token:.60}", mask, place=place)
+    _refuse_unattended(model.architecture, expansion and _EXPANSIONS[expansion.attend], encoder)
     limit = found.document_length or found.longest
     head = TokenVectorsSection(
         query_length=found.query_length if expansion is None else expansion.length,
@@ -200,13 +202,27 @@ def _head(
     return head, [*notes, *found.notes]
 
 
+def _refuse_unattended(
+    architecture: EncoderArchitecture, expansion: str | None, place: Path
+) -> None:
+    if architecture.kind == "deberta" and expansion == _EXPANSIONS[False]:
+        raise UserError(
+            "import.unattended",
+            "found query_expansion unattended with an encoder of DeBERTa, in which Hugging Face "
+            "lets such tokens attend to no token. Use attended, or another encoder.",
+            place=place,
+        )
+
+
 def write_late_interaction(directory: Path, model: Pretrained) -> None:
     """Writes the files beside a checkpoint of `write_hf`, for sentence-transformers 6.
 
-    The model has `HeadsSection.late_interaction`. Raises UserError if the disk is full.
+    The model has `HeadsSection.late_interaction`. Raises UserError if the disk is full, or for
+    unattended tokens of DeBERTa.
     """
     how = model.heads.late_interaction
     assert how is not None
+    _refuse_unattended(model.architecture, how.query_expansion, directory)
     names = [name for name in _STEPS if name != "Dense" or how.projection is not None]
     folders = {name: f"{index}_{name}" if index else "" for index, name in enumerate(names)}
     for folder in folders.values():

@@ -26,7 +26,7 @@ SIGNATURE: Final = "signature.json"
 PLATFORMS: Final = ("cpu", "cuda", "tpu")
 INPUTS: Final[Mapping[str, str]] = {
     "input_ids": "token ids, [CLS] first",
-    "attention_mask": "1 for a token, 0 for padding",
+    "attention_mask": "1 for a token, 0 for padding, -1 for a token that no token attends to",
     "token_type_ids": "0 in the first span, 1 in the second; ignored by a model with one or none",
 }
 
@@ -89,7 +89,8 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
         lambda model, hidden, segments: model.task_logits(hidden, segments),
     ),
     "embedding": _Output(
-        'the vector of the text; "embedding" below has the texts before queries and passages',
+        'the vector of the text, or of each token for late interaction; "embedding" below has the '
+        "texts before queries and passages",
         "embedding",
         lambda model, hidden, segments: model.embedded_states(hidden, segments),
     ),
@@ -215,7 +216,7 @@ def _lower(
         batch = {
             "input_ids": input_ids,
             "token_type_ids": token_type_ids,
-            "segment_ids": (attention_mask != 0).astype(jnp.int32),
+            "segment_ids": jnp.sign(attention_mask).astype(jnp.int32),
         }
         hidden = model.hidden(batch, dropout_key=None)
         segments = batch["segment_ids"]
@@ -271,8 +272,9 @@ def _signature(
 
 
 def _embedding(heads: HeadsSection, *, longest: int) -> dict[str, Any]:
-    """Returns how to prepare the texts of a model of sentence embeddings."""
+    """Returns how to prepare the texts of a model that encodes queries and passages."""
     assert heads.vectors is not None
     names = {"default_prefix", "query_prefix", "passage_prefix"}
+    names |= {"query_length", "query_expansion", "skipped"}  # of late interaction
     prefixes = heads.vectors.model_dump(include=names)
     return {**prefixes, "max_length": heads.longest_text(longest)}

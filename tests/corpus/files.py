@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from bert_jax.model.section import HeadsSection
-from bert_jax.model.text_head import PoolingSection
+from bert_jax.model.text_head import PoolingSection, TokenVectorsSection
 from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 
 CLASSES = HeadsSection(
@@ -33,6 +33,11 @@ TAGS = HeadsSection(
 )
 VECTORS = HeadsSection(
     mlm=False, next_sentence=False, embedding=PoolingSection(pool="mean", normalize=True)
+)
+TOKENS = HeadsSection(
+    mlm=False,
+    next_sentence=False,
+    late_interaction=TokenVectorsSection(projection=8, skipped=(7, 20)),
 )
 
 

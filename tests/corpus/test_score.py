@@ -19,6 +19,7 @@ from tests.corpus.files import (
     REGRESSION,
     SEVERAL,
     TAGS,
+    TOKENS,
     VECTORS,
     config,
     results,
@@ -45,7 +46,7 @@ def original(corpus: Path) -> dict[str, str]:
     return {f"p{at}-{row}": text for at in range(6) for row, text in enumerate(texts(60, seed=at))}
 
 
-@pytest.mark.parametrize("heads", [CLASSES, SEVERAL, REGRESSION, TAGS, VECTORS])
+@pytest.mark.parametrize("heads", [CLASSES, SEVERAL, REGRESSION, TAGS, VECTORS, TOKENS])
 def test_results_equal_those_of_one_text_at_a_time(
     corpus: Path, tmp_path: Path, heads: Any
 ) -> None:
@@ -58,6 +59,12 @@ def test_results_equal_those_of_one_text_at_a_time(
     if heads is VECTORS:
         found = np.array([rows[name]["vector"] for name in names])
         np.testing.assert_allclose(found, model.encode(list(expected.values())), atol=1e-5)
+        return
+    if heads is TOKENS:
+        wanted = model.encode(list(expected.values()))
+        assert any(len(each) < 8 for each in wanted)
+        for name, each in zip(names, wanted, strict=True):
+            np.testing.assert_allclose(rows[name]["vectors"], each, atol=1e-5)
         return
     for name, record in zip(names, model.predict(list(expected.values())), strict=True):
         row, predicted = rows[name], record["prediction"]

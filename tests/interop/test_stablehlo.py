@@ -25,7 +25,7 @@ from bert_jax.interop.tensor_conversion import flatten
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.model.text_head import Pool, PoolingSection
+from bert_jax.model.text_head import Pool, PoolingSection, TokenVectorsSection
 from bert_jax.train.state import define_model
 from tests.compiler_pair import compiles_for_tpus
 from tests.project import refuses
@@ -56,6 +56,7 @@ HEADS = {
         )
         for pool in get_args(Pool)
     },
+    "token vectors": HeadsSection(pooler=False, late_interaction=TokenVectorsSection(), **BARE),
 }
 
 
@@ -108,7 +109,7 @@ def expected(bert: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             found["mlm_logits"] = bert.mlm_logits(hidden, everywhere)[..., :250]
         if bert.heads.next_sentence:
             found["next_sentence_logits"] = bert.next_sentence(found["pooled"][:, None])[:, 0]
-        if bert.heads.embedding is not None:
+        if bert.heads.vectors is not None:
             found["embedding"] = bert.embedded(batch, dropout_key=None)
         if bert.heads.task is not None:
             found["task_logits"] = bert.task_logits(hidden, batch["segment_ids"])
@@ -207,13 +208,20 @@ def test_an_export_runs_without_bert_jax(tmp_path: Path, written: Any) -> None:
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "pretraining"])
 def test_every_head_gives_the_models_numbers(written: Any, name: str) -> None:
     exported, batch = written(name), make_batch(rows=3, length=20)
+    if name == "token vectors":
+        batch["attention_mask"][:, 2] = -1  # no token attends to this one
     found = exported.call(batch)
     wanted = expected(exported.bert, batch)
     assert sorted(found) == sorted(wanted)
     assert_same(found, wanted)
     signature, is_embedding = exported.signature, HEADS[name].embedding is not None
     texts = {"default_prefix": "", "query_prefix": "q: ", "passage_prefix": "", "max_length": 64}
-    assert signature["embedding"] == (texts if is_embedding else None)
+    if name == "token vectors":
+        assert found["embedding"].shape == (3, 20, 128)
+        lengths = {"query_length": 32, "query_expansion": None, "skipped": []}
+        assert signature["embedding"] == {**texts, "query_prefix": "", **lengths}
+    else:
+        assert signature["embedding"] == (texts if is_embedding else None)
     weights = {each["name"] for each in signature["weights"]}
     assert "embedding/scale" not in weights
     assert ("mlm_logits" in found) == (name == "masked words alone")

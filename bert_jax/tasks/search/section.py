@@ -360,11 +360,7 @@ class VectorSearchSection(SearchSection):
         )
 
     def _split(
-        self,
-        role: str,
-        rows: Sequence[TextTuple],
-        request: DataRequest,
-        head: VectorHeadSection,
+        self, role: str, rows: Sequence[TextTuple], request: DataRequest, head: VectorHeadSection
     ) -> Split:
         """Returns the split of a table: tuples, or for dev and test without scores a retrieval."""
         if role in ("dev", "test") and not self.scored(role):
