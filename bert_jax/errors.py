@@ -36,6 +36,14 @@ class KeyedError(Exception):
         """Returns the error for a wrong value: ``place: found 5, allowed: 1, 2``."""
         return cls(key, f"found {found}, allowed: {allowed}", place=place)
 
+    @classmethod
+    def unknown(cls, key: str, name: str, allowed: Iterable[str], *, place: object = "") -> Self:
+        """Returns the error for a name that is not one of the allowed names, with a similar one."""
+        names = list(allowed)
+        return cls.wrong(
+            key, f'"{name:.60}"', f"{commas(names)}{did_you_mean(name, names)}", place=place
+        )
+
     def __str__(self) -> str:
         text = f"{self.place}: {self.message}" if self.place else self.message
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -92,8 +92,7 @@ def make_examples(
         if listed and section.on_error == "fail":  # an earlier run used skip
             raise UserError(
                 "examples.skipped_before",
-                f"found fail, but an earlier run with skip left out input ({listed[0]}). Repair "
-                "the input, or set skip again.",
+                f"found fail, but an earlier run left out {listed[0]}. Repair it, or set skip.",
                 place="on_error",
             )
         for line in listed:
@@ -116,8 +115,7 @@ def _require_room(section: ExamplesSection, tokenizer: Tokenizer) -> None:
     if section.pairing.has_pairs and section.max_seq_length < least:
         raise UserError(
             "pairing.max_seq_length",
-            f"found {section.max_seq_length}, allowed: at least {least}, for "
-            f"{least - MIN_PAIR_TOKENS} special pieces of a pair",
+            f"found {section.max_seq_length}, allowed: at least {least}",
             place="max_seq_length",
         )
 
@@ -173,7 +171,7 @@ def _already_made(
             raise
         raise UserError(
             "examples.output_unreachable",
-            f"{output} cannot be reached ({first_line(error)})",
+            f"cannot reach {output} ({first_line(error)})",
             place="output",
         ) from error
     if not output.is_dir():
@@ -184,9 +182,7 @@ def _already_made(
         # In a bucket, the shards of an unfinished run are here too.
         if any(output.iterdir()) and not Workspace(output).is_begun:
             raise UserError(
-                "examples.output_has_files",
-                f"found other files in {output}, allowed: a new directory",
-                place="output",
+                "examples.output_has_files", f"found other files in {output}", place="output"
             )
         return None
     made = read_provenance(output)
@@ -201,7 +197,6 @@ def _check_same(output: epath.Path, made: dict[str, Any], wanted: dict[str, Any]
     if changed := [key for key, value in wanted.items() if made.get(key) != value]:
         raise UserError(
             "examples.other_settings",
-            f"{output} was made with other settings ({name_change(made, wanted, changed)}). "
-            "Choose another directory, or delete this one.",
+            f"{output} has other settings ({name_change(made, wanted, changed)}). Choose another.",
             place="output",
         )

@@ -73,7 +73,7 @@ class Workspace:
             if (self.output / PROVENANCE_NAME).exists():
                 raise UserError(
                     "examples.just_made",
-                    "another run has just made this dataset. Run the same command again to use it.",
+                    "just made by another run. Run the command again.",
                     place=self.output,
                 )
             if not is_remote(self.output):  # a bucket has no empty directories
@@ -113,9 +113,7 @@ class Workspace:
             elif fixed := changed - (frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS):
                 raise UserError(
                     "examples.unfinished",
-                    "found an unfinished run with other settings "
-                    f"({name_change(held, asked, fixed)}). Finish that run, or delete the "
-                    "directory.",
+                    f"found other settings ({name_change(held, asked, fixed)}). Delete it.",
                     place=self.partial,
                 )
             elif changed & _OF_PARTS:

@@ -93,10 +93,10 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
         except SettingError as error:
             raise error.at(f"score.{error.place}") from None
         if heads.task not in _HEADS:
-            raise UserError(
+            raise UserError.wrong(
                 "score.head",
-                f"found {describe(heads)}, allowed: a head of {commas(_HEADS)}; or "
-                "score.result=vector",
+                describe(heads),
+                f"{commas(_HEADS)}, or score.result=vector",
                 place="score.model",
             )
         task = RowTask.of(model, run)
@@ -153,10 +153,8 @@ def _threshold(opened: OpenModel) -> float:
 def _max_length(section: ScoreSection, default: int, positions: int) -> int:
     found = section.max_length or default
     if found > positions:
-        raise UserError(
-            "score.max_length",
-            f"found {found}, allowed: 4 to {positions}, as the model was trained",
-            place="score.max_length",
+        raise UserError.wrong(
+            "score.max_length", found, f"4 to {positions}", place="score.max_length"
         )
     return found
 
@@ -164,9 +162,7 @@ def _max_length(section: ScoreSection, default: int, positions: int) -> int:
 def _refuse(section: ScoreSection, name: str, found: object, what: str) -> None:
     if found is not None:
         raise UserError(
-            f"score.{name}_of_tags",
-            f"found {found}, but {what} has no such setting",
-            place=f"score.{name}",
+            f"score.{name}_of_tags", f"found {found}, which {what} lacks", place=f"score.{name}"
         )
 
 
@@ -283,8 +279,7 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, output: 
         if before.get(key) != value and key not in ("bert_jax", "score.model"):
             raise UserError(
                 "score.other_settings",
-                f"found results with {key} {before.get(key)}, but now it is {value}. Choose "
-                "another output, or delete this one.",
+                f"found results with {key} {before.get(key)}, not {value}. Choose another output.",
                 place=output,
             )
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bert_jax.errors import UserError, commas, did_you_mean, first_line
+from bert_jax.errors import UserError, first_line
 
 _KEY: Final = "score.keep"
 _EXAMPLE: Final = (
@@ -63,9 +63,7 @@ class Condition:
             return table.filter(self.expression)
         except pa.ArrowException as error:
             raise UserError(
-                "score.keep_types",
-                f"found {self._text}, which does not fit the columns ({first_line(error)})",
-                place=_KEY,
+                "score.keep_types", f"{self._text}: {first_line(error)}", place=_KEY
             ) from None
 
     def _of(self, node: ast.expr) -> Any:
@@ -106,12 +104,7 @@ class Condition:
         if (path := _path_of(node)) is None:
             return pc.scalar(self._constant(node))
         if self._columns is not None and path[0] not in self._columns:
-            raise UserError(
-                "score.keep_column",
-                f'found "{path[0]}", allowed: '
-                f"{commas(self._columns)}{did_you_mean(path[0], self._columns)}",
-                place=_KEY,
-            )
+            raise UserError.unknown("score.keep_column", path[0], self._columns, place=_KEY)
         return pc.field(*path) if len(path) == 1 else pc.field(path)
 
     def _constant(self, node: ast.expr) -> Any:

@@ -89,8 +89,7 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
         same = [part.file.path for part in parts if part.stem == twice[0]]
         raise UserError(
             "score.same_output",
-            f"found {commas(same)}, which would have the same output {twice[0]}. Score one of "
-            "them with another score.output.",
+            f"found {commas(same)}, which would both write {twice[0]}",
             place=_KEY,
         )
     return sorted(parts, key=lambda part: part.stem)
@@ -116,9 +115,7 @@ def _files_of(pattern: str) -> dict[str, FileState]:
         return _found(find_files([pattern], key=_KEY))
     if not found:
         raise UserError(
-            "score.no_file",
-            f"found no file in {pattern} that ends in {commas(FORMATS)}",
-            place=_KEY,
+            "score.no_file", f"found no {commas(FORMATS)} file in {pattern}", place=_KEY
         )
     return found
 
@@ -141,8 +138,7 @@ def require_apart(patterns: Sequence[str], parts: Sequence[InputPart], output: s
     if inside or around:
         raise UserError(
             "score.output_in_input",
-            f"found {output}, but the input {[*inside, *around][0]} and the output may not contain "
-            "each other. Choose another output.",
+            f"found {output}, but {[*inside, *around][0]} is an input. Choose another output.",
             place="score.output",
         )
 
@@ -212,11 +208,7 @@ def _cut(path: str, found: FileState, *, name: str, part_bytes: int) -> list[Inp
     kind, size = format_of(path), found.bytes
     if kind is None:
         packed = "; .jsonl and .txt also packed" if is_packed(path) else ""
-        raise UserError(
-            "score.format",
-            f"found {path}, allowed: files that end in {commas(FORMATS)}{packed}",
-            place=_KEY,
-        )
+        raise UserError.wrong("score.format", path, f"{commas(FORMATS)}{packed}", place=_KEY)
     files = [FilePart(path, name, 0, size)]
     if is_dataset_file(path):  # cutting would read it
         pass

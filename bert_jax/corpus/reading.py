@@ -14,7 +14,7 @@ from bert_jax.corpus.settings import PartSettings, WindowLimits
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.row_errors import SKIPPED_SHOWN, RowError, RowErrors
 from bert_jax.data.tables import read_table
-from bert_jax.errors import UserError, commas, did_you_mean, first_line
+from bert_jax.errors import UserError, first_line
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import is_dataset_file, temporary_copy
 from bert_jax.files.parquet import open_parquet
@@ -110,18 +110,12 @@ class PartReader:
         for key, name in asked.needed.items():
             if name not in names:
                 setting, _, _ = key.partition(": ")
-                raise UserError(
-                    "score.no_column",
-                    f'found "{name}", allowed: {commas(names)} ({self._part.file.path})'
-                    f"{did_you_mean(name, names)}",
-                    place=setting,
-                )
+                raise UserError.unknown("score.no_column", name, names, place=setting)
         for name in copied:
             if name in (*self._settings.results.schema.names, _ID):
                 raise UserError(
                     "score.column_taken",
-                    f'found "{name}", which is also a column of the result. Leave it out, or '
-                    "rename it in the input.",
+                    f'found "{name}", a result. Leave it out.',
                     place="score.columns",
                 )
         return asked
@@ -357,8 +351,7 @@ class PartReader:
         except (pa.ArrowException, OverflowError) as error:
             raise UserError(
                 "score.mixed_column",
-                f'column "{name}": found values of several types ({first_line(error)}). Leave '
-                "the column out of score.columns.",
+                f'column "{name}": found several types ({first_line(error)}). Leave it out.',
                 place=self._part.file.path,
             ) from None
         self._types.setdefault(name, array.type)

@@ -151,7 +151,7 @@ def _computed(
         if not np.isfinite(found).all():
             raise Diverged(
                 "score.not_finite",
-                "found NaN or infinity in the model's outputs. The model has diverged.",
+                "found NaN or infinity in the model's output",
                 place=part.file.path,
             )
         for at, output in zip(rows.tolist(), found, strict=True):

@@ -85,19 +85,14 @@ class PartWriter:
                 yield json.dumps(row, ensure_ascii=False, allow_nan=False, default=self._plain)
         except (ValueError, OverflowError) as error:  # NaN, no UTF-8, a time beyond Python's
             raise UserError(
-                "score.not_json",
-                f"found a value that JSON lacks ({first_line(error)}). Use score.format=parquet.",
-                place="score.columns",
+                "score.not_json", f"{first_line(error)}. Use parquet.", place="score.columns"
             ) from None
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, datetime.date | datetime.time):
             return value.isoformat()
         raise UserError.wrong(
-            "score.not_json",
-            f"a column of {type(value).__name__}",
-            "numbers, texts, dates, lists and objects; or score.format=parquet",
-            place="score.columns",
+            "score.not_json", f"a {type(value).__name__}", "JSON's types", place="score.columns"
         )
 
 
@@ -107,9 +102,7 @@ def _require_storable(schema: pa.Schema) -> None:
         pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
     except pa.ArrowNotImplementedError as error:
         raise UserError(
-            "score.not_parquet",
-            f"found a column that Parquet cannot store ({first_line(error)}). Leave it out.",
-            place="score.columns",
+            "score.not_parquet", f"{first_line(error)}. Leave it out.", place="score.columns"
         ) from None
 
 

@@ -76,7 +76,7 @@ def _fetch(
             if len(piece) != end - start:
                 raise UserError(
                     "file.changed_in_copy",
-                    "changed while it was copied. Run the command again.",
+                    "changed during the copy. Run it again.",
                     place=file.path,
                 )
             if stopped.is_set():

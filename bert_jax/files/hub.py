@@ -86,8 +86,7 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
             raise no_such_file(source)
         raise UserError(
             "hub.tables",
-            f"found {commas(found)}, allowed: one table with {one_of(words)} in its name. Name a "
-            f"file: {DATASETS}{name}/FILE.",
+            f"found {commas(found)}, allowed: one {one_of(words)}. Name it: {DATASETS}{name}/FILE.",
             place=source,
         )
     return HubFile(name, directory.name, found[0], directory / found[0])
@@ -148,9 +147,7 @@ def _named(source: str) -> tuple[str, str | None, str | None]:
     match = _FILE.fullmatch(source)
     if match is None:
         raise UserError(
-            "hub.dataset_name",
-            f"not the name of a dataset, allowed: {DATASETS}OWNER/NAME[@REVISION][/FILE]",
-            place=source,
+            "hub.dataset_name", f"allowed: {DATASETS}OWNER/NAME[@REVISION][/FILE]", place=source
         )
     return match["name"], match["revision"], match["file"]
 
@@ -194,32 +191,25 @@ def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[No
     except errors.GatedRepoError:
         page = f"{server}/{name}" if kind == "model" else f"{server}/{kind}s/{name}"
         raise UserError(
-            "hub.gated",
-            f"its owner grants access on request. Accept the terms at {page}, then run `hf auth "
-            "login` or set HF_TOKEN.",
-            place=name,
+            "hub.gated", f"needs access. Accept {page}, then run `hf auth login`.", place=name
         ) from None
     except errors.RevisionNotFoundError:
         raise UserError("hub.revision", f"no revision {revision} on {server}", place=name) from None
     except errors.RepositoryNotFoundError:
         raise UserError(
             "hub.not_found",
-            f"no such {kind} {one_of([*here, f'on {server}'])}. If it is private, run `hf auth "
-            "login` or set HF_TOKEN.",
+            f"no such {kind} {one_of([*here, f'on {server}'])}. If it is private, set HF_TOKEN.",
             place=name,
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         searched = [*here, "in the cache"]
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise UserError(
-                "hub.offline",
-                f"no such {kind} {one_of(searched)}, and HF_HUB_OFFLINE is set",
-                place=name,
+                "hub.offline", f"no such {kind} {one_of(searched)} (HF_HUB_OFFLINE)", place=name
             ) from None
         raise UserError(
             "hub.not_cached",
-            f"no such {kind} {one_of(searched)}, and {server} does not answer. Check the name and "
-            "the network, or use a directory on this machine.",
+            f"no such {kind} {one_of(searched)}, and {server} does not answer",
             place=name,
         ) from None
     except errors.HFValidationError as error:

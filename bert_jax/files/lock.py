@@ -210,9 +210,7 @@ class ObjectLock:
             self._renew()
         if self._generation is None:
             raise LockLost(
-                "lock.lost",
-                "another process has taken the lock, which was not renewed for "
-                f"{self._timeout_seconds:.0f} s",
+                "lock.lost", f"another process took the lock after {self._timeout_seconds:.0f} s"
             )
 
     def give_back(self) -> None:
@@ -297,10 +295,7 @@ def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
         raise UserError("lock.unusable", f"cannot be locked ({reason})", place=what) from error
     if not taken:
         raise UserError(
-            "lock.held",
-            f"another process is writing there (host and process {lock.holder or 'unknown'}), "
-            "allowed: one at a time",
-            place=what,
+            "lock.held", f"another process writes there ({lock.holder or 'unknown'})", place=what
         )
 
 

@@ -69,6 +69,6 @@ def _refuse_row(path: epath.PathLike, batch: Any, *, first: int) -> None:
         except (ValueError, OverflowError) as error:
             raise UserError(
                 "parquet.value",
-                f"found a value that cannot be read ({first_line(error)})",
+                f"unreadable ({first_line(error)})",
                 place=f"{path}: row {first + row}",
             ) from None

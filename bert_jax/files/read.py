@@ -141,8 +141,7 @@ def parse_json(text: str, *, allowed: str = "JSON") -> Any:
     except UnicodeEncodeError as error:
         raise UserError(
             "json.surrogate",
-            f"found \\u{ord(error.object[error.start]):04x}, half of a surrogate pair, allowed: "
-            "whole characters",
+            f"found \\u{ord(error.object[error.start]):04x}, half of a surrogate pair",
         ) from None
     except RecursionError:
         raise _too_deep() from None

@@ -69,14 +69,12 @@ def installer() -> dict[str, bytes]:
         )
         wheels = list(Path(directory).glob("uv-*.whl"))
         if done.returncode or len(wheels) != 1:
+            pin = next(line for line in uv_requirement().splitlines() if "==" in line).split()[0]
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise UserError(
                 "install.uv",
-                f"pip cannot download it for the hosts ({reason}). Give this environment pip or "
-                "uv, and access to a package index.",
-                place=next(line for line in uv_requirement().splitlines() if "==" in line).split()[
-                    0
-                ],
+                f"pip cannot download it ({reason}). Give it access to a package index.",
+                place=pin,
             )
         return {wheels[0].name: wheels[0].read_bytes()}
 
@@ -145,8 +143,7 @@ def build_wheel() -> bytes:
     if not metadata_text or "\nRequires-Dist: " not in metadata_text:
         raise UserError(
             "install.metadata",
-            "found no requirements of bert-jax. Remove the folder, and run pip install . in the "
-            "checkout of bert_jax.",
+            "found no requirements. Remove the folder, and run pip install . in the checkout.",
             place=str(getattr(installed, "_path", "bert-jax")),
         )
     files[f"{info}/METADATA"] = metadata_text.encode()
@@ -170,16 +167,12 @@ def _distribution() -> metadata.Distribution:
     except metadata.PackageNotFoundError:
         raise UserError(
             "install.requirements",
-            "imported but not installed, so the requirements of the hosts are unknown. Run pip "
-            "install . in the checkout of bert_jax.",
+            "not installed. Run pip install . in the checkout.",
             place="bert-jax",
         ) from None
     if installed.version != __version__:
-        raise UserError(
-            "install.two_versions",
-            f"found version {installed.version} installed and {__version__} imported, allowed: "
-            "one version. Run pip install -e . in the checkout of bert_jax.",
-            place="bert-jax",
+        raise UserError.wrong(
+            "install.two_versions", installed.version, __version__, place="bert-jax"
         )
     return installed
 

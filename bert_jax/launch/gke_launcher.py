@@ -127,8 +127,7 @@ class GkeJobSets:
         except kubernetes.config.ConfigException as error:
             raise UserError(
                 "gke.no_cluster",
-                f"no cluster is configured ({first_line(error)}). Run gcloud container clusters "
-                f"get-credentials {self._cluster or 'CLUSTER'}.",
+                f"no cluster ({first_line(error)}). Use gcloud container clusters get-credentials.",
                 place="kubectl",
             ) from error
         settings.retries = False  # `persistently` retries
@@ -149,8 +148,7 @@ class GkeJobSets:
         if len(fits) != 1:
             raise UserError(
                 "gke.cluster",
-                f'found "{self._cluster}", allowed: {commas(names)} (contexts of kubectl). Run '
-                f"gcloud container clusters get-credentials {self._cluster}.",
+                f'found "{self._cluster}", allowed: {commas(names)} (contexts of kubectl)',
                 place="submit.cluster",
             )
         return fits[0]

@@ -40,16 +40,13 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
     topology, submit = attempt.placement.topology, attempt.job.submit
     if topology is None or topology.accelerator.gke_slice is None:
         allowed = commas([name for name, chip in ACCELERATORS.items() if chip.gke_slice])
-        raise UserError(
-            "submit.on_gke",
-            f'found "{attempt.placement.on}", allowed with submit.launcher: gke: {allowed}',
-            place="submit.on",
+        raise UserError.wrong(
+            "submit.on_gke", f'"{attempt.placement.on}"', allowed, place="submit.on"
         )
     if submit.image is None:
         raise UserError(
             "submit.image_missing",
-            "missing, but submit.launcher: gke needs a container. Build it with "
-            "tpu_setup/Dockerfile.",
+            "missing. Build it with tpu_setup/Dockerfile.",
             place="submit.image",
         )
     hosts = topology.hosts(gke=True)

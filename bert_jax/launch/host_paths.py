@@ -35,8 +35,7 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
     if path.startswith(("/", "~")) or ".." in path.split("/"):
         raise UserError(
             "submit.local_path",
-            f"found {path}, which hosts cannot read. Use gs://…, or a path relative to the "
-            f"bucket, such as data/{path.rstrip('/').rpartition('/')[2]}.",
+            f"found {path}, which hosts cannot read. Use gs://… or a path relative to the bucket.",
             place=key,
         )
     return f"{bucket.rstrip('/')}/{path.removeprefix('./')}"
@@ -133,11 +132,8 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
     a path.
     """
     if task.get("data") == TFDS:
-        raise UserError(
-            "submit.task_tfds",
-            f"found {TFDS}, but hosts have no tensorflow-datasets. Use a directory with the "
-            "original files.",
-            place="finetune.task.data",
+        raise UserError.wrong(
+            "submit.task_tfds", TFDS, "original files", place="finetune.task.data"
         )
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():
@@ -149,8 +145,7 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
         if total > LARGEST_BYTES:
             raise UserError(
                 "submit.upload_size",
-                f"found {total / 2**20:,.1f} MiB with {path}, allowed: {LARGEST_BYTES >> 20:,} "
-                "MiB. Copy the files to the bucket, and use gs://… paths.",
+                f"found {total / 2**20:,.1f} MiB, allowed: {LARGEST_BYTES >> 20:,} MiB. Use gs://…",
                 place=f"finetune.task.{key}",
             )
         target = f"{bucket.rstrip('/')}/files/{CHECKED}{sha256_of_files(files)}"
@@ -184,10 +179,7 @@ def _files(task: Mapping[str, Any], path: Path) -> dict[str, Path]:
         return {}
     if "name" not in task:  # only GLUE's directories are flat
         raise UserError(
-            "submit.task_directory",
-            "found a directory, allowed: files. Copy the directory to the bucket, and use its "
-            "gs://… path.",
-            place=path,
+            "submit.task_directory", "found a directory, allowed: files and gs://…", place=path
         )
     inside = path / TASKS[task["name"]].directory
     root = inside if inside.is_dir() else path

@@ -184,8 +184,7 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
     else:
         raise UserError(
             "job.bucket_missing",
-            f"The job's bucket is unknown. Use --bucket gs://…, set {BUCKET}, or give the job's "
-            f"directory: gs://…/jobs/{job}.",
+            f"found no bucket. Use --bucket gs://…, set {BUCKET}, or give gs://…/jobs/{job}.",
             place=job,
         )
     require_credentials(str(directory))
@@ -194,8 +193,7 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
         others = _names(directory.parent)
         raise UserError(
             "job.unknown",
-            f"no such {what}; jobs here: "
-            f"{commas(others[:20])}{did_you_mean(directory.name, others)}",
+            f"no such {what}, only {commas(others[:20])}{did_you_mean(directory.name, others)}",
             place=directory,
         )
     return files
@@ -218,26 +216,18 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     """
     if not section.on:
         raise UserError(
-            "submit.on_missing",
-            "missing. Use a topology such as v5litepod-16, or local for this machine.",
-            place="--on",
+            "submit.on_missing", "missing. Use v5litepod-16, local or another.", place="--on"
         )
     if "local" in section.on:
         if len(section.on) > 1 or section.slices != (1,):
             raise UserError(
                 "submit.local_alone",
-                f"found {commas(section.on)} (slices: {commas(section.slices)}), allowed: local "
-                "alone, with --hosts",
+                f"found {commas(section.on)}, allowed: local alone, with --hosts",
                 place="submit.on",
             )
         return (JobPlacement(on="local", dollars_per_hour=0.0),)
     if section.lock is not None:
-        raise UserError(
-            "submit.lock_local",
-            f"found {section.lock} with {commas(section.on)}, allowed: only with on: local. Cloud "
-            "TPU hosts always install their lock; GKE hosts use submit.image.",
-            place="submit.lock",
-        )
+        raise UserError.wrong("submit.lock_local", commas(section.on), "local", place="submit.on")
     if not section.zone and section.launcher != "gke":
         raise UserError(
             "submit.zone_missing", "missing. Use a zone such as us-central1-a.", place="--zone"
@@ -255,8 +245,7 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     if section.limits.cost is not None and unpriced:
         raise UserError(
             "submit.cost_unpriced",
-            f"{unpriced[0]} has no price. Use your own price list with --prices FILE, or "
-            "--no-limit.",
+            f"{unpriced[0]} has no price. Use --prices FILE, or --no-limit.",
             place="submit.limits.cost",
         )
     return tuple(found)

@@ -126,8 +126,7 @@ def require_ours(attempt: Attempt, owner: Owner | None, what: str, *, where: str
     if not owner.is_job(Owner.of(attempt)):
         raise NotOurs(
             "submit.name_taken",
-            f"{attempt.resource} in {where} belongs to another job "
-            f"({owner.directory or owner.job}). Choose another --name.",
+            f"{attempt.resource} belongs to {owner.directory or owner.job}. Choose another --name.",
             place="submit.name",
         )
 
@@ -144,7 +143,7 @@ def reservation_of(section: SubmitSection) -> str:
     if section.reservation is None:
         raise UserError(
             "submit.reservation_missing",
-            "missing, but provisioning: reservation needs its name",
+            "missing, but provisioning needs it",
             place="submit.reservation",
         )
     return section.reservation

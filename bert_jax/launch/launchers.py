@@ -39,7 +39,7 @@ def launcher_for(section: SubmitSection) -> Launcher:
     if section.project is None:
         raise UserError(
             "submit.project_missing",
-            "missing. Give a project of Google Cloud, or run `gcloud config set project ID`.",
+            "missing, and gcloud has no default project",
             place="--project",
         )
     return QueuedResources(section.project)

@@ -129,10 +129,8 @@ def check_layout(
                 check_batch(key, rows, parts=parts, accumulation=accumulation)
                 # With a tensor axis, hosts may load the same rows: any number of rows is allowed.
                 if not devices and mesh.tensor == 1 and rows % hosts:
-                    raise UserError(
-                        "submit.batch_of_hosts",
-                        f"found {rows}, allowed: a multiple of {hosts}, the number of hosts",
-                        place=key,
+                    raise UserError.wrong(
+                        "submit.batch_of_hosts", rows, f"a multiple of {hosts} hosts", place=key
                     )
         except UserError as error:
             yield wrong(error, placement)
@@ -170,19 +168,13 @@ def check_bucket_name(bucket: str) -> None:
     name = bucket.removeprefix("gs://").partition("/")[0]
     longest = 222 if "." in name else 63
     if not 3 <= len(name) <= longest or _BUCKET.fullmatch(name) is None:
-        raise UserError(
-            "bucket.name",
-            f'found "{bucket}", allowed: gs:// and 3 to 63 lowercase letters, digits, "-", "_" '
-            'and ".", with a letter or digit at both ends',
-            place="--bucket",
+        raise UserError.wrong(
+            "bucket.name", bucket, 'gs:// and 3 to 63 of a-z, 0-9, "-", "_", "."', place="--bucket"
         )
     is_address = re.fullmatch(r"[0-9]+(\.[0-9]+){3}", name) is not None
     if name.startswith("goog") or "google" in name or is_address:
-        raise UserError(
-            "bucket.name_reserved",
-            f'found "{bucket}". The name must not be an IP address, begin with "goog" or contain '
-            '"google".',
-            place="--bucket",
+        raise UserError.wrong(
+            "bucket.name_reserved", bucket, "no IP address, goog… or google", place="--bucket"
         )
 
 
@@ -253,9 +245,7 @@ def check_inputs(
             if not epath.Path(path).exists():
                 instead = [text for name, text in _ALTERNATIVES.items() if key.startswith(name)]
                 raise UserError(
-                    "submit.input_missing",
-                    f"missing. Use a path in the bucket, or {instead[0]}.",
-                    place=path,
+                    "submit.input_missing", f"missing. Use the bucket, or {instead[0]}.", place=path
                 )
             found.append(PreflightFinding("fine", f"{key}: {path}"))
     return found

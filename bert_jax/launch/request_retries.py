@@ -64,9 +64,7 @@ def persistently(
             if isinstance(verdict, NoCredentials) and tries:
                 # Do not raise NoCredentials: an earlier try may have succeeded.
                 raise Unavailable(
-                    "cloud.login_expired",
-                    f"no answer, and then expired credentials: {verdict}",
-                    place=what,
+                    "cloud.login_expired", f"found expired credentials: {verdict}", place=what
                 ) from error
             if isinstance(verdict, Exception):
                 raise verdict from error
@@ -99,7 +97,6 @@ def until_gone(is_gone: Callable[[], bool], *, what: str, pace: RequestLimits) -
         pace.sleep(pace.poll)
     raise Unavailable(
         "cloud.not_deleted",
-        f"not deleted within {pace.delete / 60:.0f} min. It may cost money; check with `bert-jax "
-        "jobs`.",
+        f"not deleted in {pace.delete / 60:.0f} min, and may cost money. Run `bert-jax jobs`.",
         place=what,
     )

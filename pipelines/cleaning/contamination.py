@@ -77,10 +77,7 @@ def _squad(path: str) -> Iterator[list[str]]:
                 yield from ([text] for text in texts)
     except (KeyError, TypeError) as error:
         raise UserError(
-            "contamination.squad",
-            f"found no {error}, allowed: SQuAD's data, paragraphs, context, qas and question. For "
-            "other examples use a .tsv, a .jsonl or a text file.",
-            place=path,
+            "contamination.squad", f"found no {error}, which SQuAD's data has", place=path
         ) from error
 
 

@@ -133,7 +133,7 @@ def _keeps(
     except Exception as error:
         raise UserError(
             "cleaning.filter_failed",
-            f"the function raised {type(error).__name__} for the document {identity}: {error}",
+            f"raised {type(error).__name__} for {identity}: {error}",
             place=LANGUAGE_FILTER,
         ) from error
     if isinstance(answer, bool):
@@ -141,15 +141,13 @@ def _keeps(
     if not isinstance(answer, str):
         raise UserError(
             "cleaning.filter_answer",
-            f"the function returned {answer!r:.60} for the document {identity}, allowed: True, "
-            "False or a language code",
+            f"returned {answer!r:.60} for {identity}, allowed: True, False or a language code",
             place=LANGUAGE_FILTER,
         )
     if not languages:
         raise UserError(
             "cleaning.no_languages",
-            f'found none, but language_filter returned the code "{answer}" for the document '
-            f"{identity}. List the codes to keep.",
+            f'found none, but language_filter returned "{answer}" for {identity}. List the codes.',
             place="examples.cleaning.languages",
         )
     return answer in languages

@@ -19,7 +19,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.worker_process import available_cores
-from bert_jax.errors import UserError, did_you_mean, first_line, not_installed, one_of
+from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
 from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.engines.local import use_one_thread
 from bert_jax.section import Section, Strings
@@ -67,8 +67,7 @@ class BeamSection(Section):
                 found = name if equals else option.split("//")[0]
                 raise UserError(
                     "beam.secret",
-                    f"found a secret in {found}, which would be saved with the run. Use an "
-                    "environment variable, such as --password=$PASSWORD.",
+                    f"found a secret, {found}. Use an environment variable: --password=$PASSWORD.",
                     place=_OPTIONS,
                 )
         return options
@@ -148,8 +147,7 @@ class BeamEngine:
         if open_jobs:
             raise UserError(
                 "beam.no_result",
-                f"{len(open_jobs)} of {len(jobs)} jobs left no result. Use an output that all "
-                f"workers of {self._runner} can reach by this path.",
+                f"{len(open_jobs)} of {len(jobs)} jobs left no result. Can all workers reach it?",
                 place=self._directory,
             )
 
@@ -221,8 +219,7 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
         if workers is not None:
             raise UserError(
                 "beam.workers_ignored",
-                f"found {workers}, but beam.runner is {section.runner}. Remove workers and set "
-                "that runner's own option in beam.options.",
+                f"found {workers}, but beam.runner is {section.runner}. Set its beam.options.",
                 place="workers",
             )
         # By default Dask puts 128 jobs into a partition, so most workers would get none.
@@ -231,9 +228,7 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
         return ["--dask_partition_size=1"] if is_dask and not given & own else []
     if workers is not None and "--direct_num_workers" in given:
         raise UserError(
-            "beam.workers_twice",
-            f"found {workers}, but beam.options has --direct_num_workers. Set only one of them.",
-            place="workers",
+            "beam.workers_twice", f"found {workers} beside --direct_num_workers", place="workers"
         )
     defaults = {
         "--direct_running_mode": "multi_processing",
@@ -249,12 +244,7 @@ def _make_runner(name: str) -> Any:
     known = beam.options.pipeline_options.StandardOptions.KNOWN_RUNNER_NAMES
     allowed = sorted({*known, *_FULL_NAMES})
     if "." not in name and name not in allowed:
-        raise UserError(
-            "beam.runner",
-            f'found "{name}", allowed: '
-            f"{one_of([*allowed, 'module.Class'])}{did_you_mean(name, allowed)}",
-            place=_RUNNER,
-        )
+        raise UserError.unknown("beam.runner", name, [*allowed, "module.Class"], place=_RUNNER)
     if "." in name:
         check_module(name, key=_RUNNER, found=name, allowed=("apache_beam",))
     try:
@@ -279,8 +269,7 @@ def _check_flags(flags: list[str], *, runner: Any) -> None:
             names = [f"--{option}" for option in vars(parser.parse_known_args([])[0])]
             raise UserError(
                 "beam.option_unknown",
-                f'found "{name}", allowed: the options of Apache Beam '
-                f"{beam.__version__}{did_you_mean(name, names)}",
+                f'found "{name}", unknown to Apache Beam{did_you_mean(name, names)}',
                 place=_OPTIONS,
             )
 
@@ -296,9 +285,7 @@ def _from_environment(option: str) -> str:
         return option
     if (found := os.environ.get(value[1:])) is None:
         raise UserError(
-            "beam.environment",
-            f"found {name}={value}, but the environment has no such variable",
-            place=_OPTIONS,
+            "beam.environment", f"found {name}={value}, an unset variable", place=_OPTIONS
         )
     return f"{name}{equals}{found}"
 

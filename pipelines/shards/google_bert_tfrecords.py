@@ -47,18 +47,11 @@ def write_tfrecords(
 def _check(dataset: Dataset, rows: MaskingTransform) -> None:
     kind = dataset.provenance.pairing.kind
     if kind != "nsp":
-        raise UserError(
-            "tfrecords.pairing",
-            f"found pairing kind {kind}, allowed: nsp. Each row of google-research/bert's "
-            "TFRecords needs a next-sentence label.",
-            place=dataset.directory,
-        )
+        raise UserError.wrong("tfrecords.pairing", kind, "nsp", place=dataset.directory)
     longest = int(dataset.lengths.max())
     if longest > rows.seq_length:
-        raise UserError(
-            "tfrecords.too_long",
-            f"found an example of {longest} tokens, allowed: at most {rows.seq_length}",
-            place=dataset.directory,
+        raise UserError.wrong(
+            "tfrecords.too_long", longest, f"{rows.seq_length} tokens", place=dataset.directory
         )
 
 

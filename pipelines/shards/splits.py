@@ -38,8 +38,7 @@ def count_shards(
     if total < least:
         raise UnusableText(
             "text.few_documents",
-            f"found {total} document, allowed: at least {least} with kind {section.kind}. Are the "
-            f"documents separated as documents: {section.documents} expects?",
+            f"found {total} document, allowed: at least {least}. Is documents correct?",
             place="input",
         )
     shards = {}
@@ -48,8 +47,7 @@ def count_shards(
         if most < least:
             raise UserError(
                 "examples.validation_fraction",
-                f"found {section.validation_fraction}, which leaves {most} of {total} documents "
-                f"for {split}, allowed: a fraction that leaves at least {least}, or 0",
+                f"found {section.validation_fraction}, which leaves {most} of {total} for {split}",
                 place="validation_fraction",
             )
         tokens = sum(tally.tokens[split] for tally in tallies)
@@ -59,8 +57,7 @@ def count_shards(
         if section.num_shards > most // least:
             raise UserError(
                 "examples.num_shards",
-                f"found {section.num_shards}, allowed: at most {most // least}. The {most} "
-                f"training documents must give each shard at least {least}.",
+                f"found {section.num_shards}, allowed: at most {most // least}",
                 place="num_shards",
             )
         shards["train"] = section.num_shards

@@ -132,16 +132,12 @@ def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:
 def _expand(pattern: str, key: str) -> list[str]:
     if is_remote(pattern) and "**" in pattern:  # epath refuses to list a whole bucket
         raise UserError(
-            "input.remote_glob",
-            f"found {pattern}, but ** works only for local files. Use * for each directory.",
-            place=key,
+            "input.remote_glob", f"found {pattern}, but ** works only for local files", place=key
         )
     path = epath.Path(pattern).expanduser()
     if path.is_dir():
         raise UserError(
-            "input.directory",
-            f"found the directory {path}. Name its files, such as {path}/*.txt.",
-            place=key,
+            "input.directory", f"found the directory {path}. Use {path}/*.txt.", place=key
         )
     if path.exists():  # before globbing: a file name may contain a bracket
         return [str(path)]
@@ -195,8 +191,7 @@ def read_lines(
                     raise _too_long(path, offset, max_line_length, setting) from error
                 raise UserError(
                     "text.not_utf8",
-                    f"found 0x{raw[error.start]:02x} at byte {offset + error.start} "
-                    f"({error.reason}), allowed: UTF-8",
+                    f"found 0x{raw[error.start]:02x} at {offset + error.start}, allowed: UTF-8",
                     place=path,
                 ) from error
             if len(text) >= max_line_length:
@@ -253,10 +248,8 @@ def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
         shared = epath.Path(root).expanduser().parts
     for path, parts in zip(paths, split, strict=True):
         if parts[: len(shared)] != shared:
-            raise UserError(
-                "input.outside_root",
-                f"found {root}, but {path} is not below it",
-                place="input_root",
+            raise UserError.wrong(
+                "input.outside_root", root, f"a folder above {path}", place="input_root"
             )
     return ["/".join(parts[len(shared) :]) for parts in split]
 

@@ -58,8 +58,7 @@ def refuse_other_formats(path: str, suffix: str, start: bytes, *, expected: str)
     if found is None and "\n" not in text and "\r" in text.strip():
         raise UserError(
             "input.line_ends",
-            "found lines that end in CR, allowed: LF or CRLF. Convert the line ends, or set "
-            "format: text to read the file as one line.",
+            "found lines that end in CR. Convert them, or set format: text.",
             place=path,
         )
     if found is not None:

@@ -103,16 +103,14 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
         if language == "false":
             raise UserError(
                 "input.norwegian",
-                'found false, because YAML reads a bare no as false. Write "no" for Norwegian.',
+                'found false, YAML\'s no. Write "no" for Norwegian.',
                 place="input",
             )
         if language is not None:
             check_language(language, key="input")
             if not names:
                 raise UserError(
-                    "input.language_empty",
-                    f"found no file for {language}, allowed: files and globs",
-                    place="input",
+                    "input.language_empty", f"found no file for {language}", place="input"
                 )
         of_tfds = [
             name
@@ -204,7 +202,7 @@ def _add(seen: dict[str, str | None], paths: Sequence[str], language: str | None
         if path in seen:
             raise UserError(
                 "input.two_languages",
-                f"found {path} for {all_of([seen[path], language])}, allowed: one language",
+                f"{path} is in {all_of([seen[path], language])}",
                 place="input",
             )
         seen[path] = language

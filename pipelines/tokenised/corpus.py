@@ -185,8 +185,7 @@ def _refuse_equal_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
             if identity in seen:
                 raise UnusableText(
                     "text.equal_ids",
-                    f"found {len(alike)} repeated document ids, such as {identity}, allowed: each "
-                    "id once in a file. If a file joins two dumps, split it.",
+                    f"found {len(alike)} repeated document ids, such as {identity}",
                     place="input",
                 )
             seen.add(identity)

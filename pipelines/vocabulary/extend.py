@@ -42,8 +42,7 @@ def require_extendable(tokenizer: Tokenizer, *, place: str) -> Extendable:
         return tokenizer
     raise UserError(
         "vocab.extend_kind",
-        f"found a tokenizer of another kind ({type(tokenizer).__name__}), allowed: WordPiece, "
-        "byte-level BPE without add_prefix_space",
+        f"found {type(tokenizer).__name__}, allowed: WordPiece, BPE without prefix space",
         place=place,
     )
 

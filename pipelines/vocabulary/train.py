@@ -108,10 +108,7 @@ class VocabSection(SourcesSection):
             refuse_ignored(self, *_OF_TRAINING, allowed="extend null")
         except SettingError as error:
             raise SettingError(
-                "vocab.extend_setting",
-                f"the tokenizer of {self.extend} keeps its settings. Remove this setting; "
-                "new_pieces is the number of new words.",
-                place=error.place,
+                "vocab.extend_setting", f"set, but {self.extend} keeps its own", place=error.place
             ) from None
 
 

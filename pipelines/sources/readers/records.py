@@ -110,8 +110,7 @@ def check_fields(path: str, section: SourcesSection, *, allowed: Iterable[str], 
         if name not in names:
             raise UserError(
                 "input.no_field",
-                f'found no {kind} "{name}" ({setting}), allowed: '
-                f"{commas(names)}{did_you_mean(name, names)}",
+                f'no {kind} "{name}" ({setting}), only {commas(names)}{did_you_mean(name, names)}',
                 place=path,
             )
 

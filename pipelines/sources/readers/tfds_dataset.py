@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from bert_jax.errors import UserError, commas, did_you_mean, first_line, not_installed
+from bert_jax.errors import UserError, first_line, not_installed
 from bert_jax.files.read import read_json_object
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
@@ -46,16 +46,11 @@ def find_dataset(name: str) -> str:
         directory = str(tfds.builder(name, try_gcs=False).data_dir)
     except Exception as error:  # TFDS's registry raises many kinds of errors
         raise UserError(
-            "tfds.not_found",
-            f"found no TFDS dataset {name} ({first_line(error)}), allowed: a directory with "
-            f"{_INFO}, or the name of a prepared dataset",
-            place="input",
+            "tfds.not_found", f"found no {name} ({first_line(error)})", place="input"
         ) from error
     if not is_dataset(directory):
         raise UserError(
-            "tfds.not_prepared",
-            f"found no prepared dataset {name} in {directory}. Run `tfds build {name}`.",
-            place="input",
+            "tfds.not_prepared", f"found no {name} in {directory}. Run `tfds build`.", place="input"
         )
     return directory
 
@@ -71,12 +66,7 @@ def describe(path: str, section: SourcesSection) -> tuple[str, int, float]:
     builder = _builder(path)
     splits = builder.info.splits
     if section.tfds_split not in splits:
-        raise UserError(
-            "tfds.no_split",
-            f'found no split "{section.tfds_split}" (tfds_split), allowed: '
-            f"{commas(splits)}{did_you_mean(section.tfds_split, splits)}",
-            place=path,
-        )
+        raise UserError.unknown("tfds.no_split", section.tfds_split, splits, place=path)
     features: Any = builder.info.features
     check_fields(path, section, allowed=features, kind="feature")
     name = f"{builder.info.full_name}/{section.tfds_split}"

@@ -72,11 +72,7 @@ def _refuse_unended(wikitext: str) -> None:
         else:
             counts[_PAIRS[token]] = max(0, counts[_PAIRS[token]] - 1)
     if (unended := sum(counts.values())) * len(wikitext) > _MOST_WORK:
-        raise UserError(
-            "wikipedia.brackets",
-            f"found {unended:,} unclosed brackets in {len(wikitext):,} characters of wikitext, "
-            "allowed: few",
-        )
+        raise UserError("wikipedia.brackets", f"found {unended:,} unclosed brackets, allowed: few")
 
 
 def _visible(code: Any, dropped: Collection[str]) -> Iterator[str]:
@@ -154,10 +150,7 @@ class _Bounded:
         self.unended += len(content)
         if self.unended > self._limit:
             raise UserError(
-                "wikipedia.page_unended",
-                f"found no end of a page in {self._limit:,} bytes, allowed: pages up to "
-                "max_document_length",
-                place=self._path,
+                "wikipedia.page_unended", f"found no end in {self._limit:,} bytes", place=self._path
             )
         return content
 
@@ -170,10 +163,8 @@ def _pages(path: str, dropped: set[str], *, most: int) -> Iterator[ET.Element]:
             events = ET.iterparse(file, events=("start", "end"))
             _, root = next(events)
             if _name(root) != "mediawiki":
-                raise UserError(
-                    "wikipedia.root",
-                    f"found <{_name(root)}>, allowed: <mediawiki>, a Wikipedia dump",
-                    place=path,
+                raise UserError.wrong(
+                    "wikipedia.root", f"<{_name(root)}>", "<mediawiki>", place=path
                 )
             for event, element in events:
                 if event == "start":
