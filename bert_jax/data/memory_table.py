@@ -14,7 +14,7 @@ from etils import epath
 
 from bert_jax.data.class_names import ClassNames, names_of_features, names_of_schema
 from bert_jax.data.tables import TableRow
-from bert_jax.errors import UserError, commas, did_you_mean
+from bert_jax.errors import UserError, commas
 from bert_jax.files.atomic import write_whole
 
 _NOTHING: Final = ("NAType", "NaTType")  # names of pandas' types for missing values
@@ -80,8 +80,7 @@ class MemoryTable:
                 if not 1 <= len(values) <= len(names):
                     raise UserError(
                         "rows.too_many_values",
-                        f"found {len(values)} values, allowed: {commas(names)}, or a dict of "
-                        "columns",
+                        f"found {len(values)} values, allowed: {commas(names)}",
                         place=f"{self}: row {number}",
                     )
                 values = dict(zip(names, values, strict=False))
@@ -90,15 +89,10 @@ class MemoryTable:
 
     def require_column(self, column: str) -> None:
         """Raises UserError if a row is no dict with `column`, which an argument names."""
-        for number, row in enumerate(self.rows, start=1):
+        for row in self.rows:
             found = [*row] if isinstance(row, dict) else []
             if column not in found:
-                raise UserError(
-                    "rows.column_unknown",
-                    f'found "{column}", but {self}: row {number} has the columns '
-                    f"{commas(found)}{did_you_mean(column, found)}",
-                    place="column",
-                )
+                raise UserError.unknown("rows.column_unknown", column, found, place="column")
 
     def has(self, column: str | None, *, width: float = math.inf) -> bool:
         """Returns whether any row is a dict with `column` or a tuple of at least `width` values."""
@@ -128,9 +122,7 @@ class MemoryTable:
             ]
         except TypeError as error:
             raise UserError(
-                "rows.not_json",
-                f"a value cannot be written as JSON ({error}), allowed: text, numbers, lists",
-                place=self.name,
+                "rows.not_json", f"a value cannot be written as JSON ({error})", place=self.name
             ) from None
         write_whole(epath.Path(path), "".join(f"{line}\n" for line in lines).encode())
 
@@ -158,11 +150,8 @@ def _each(rows: Any, name: str) -> Iterable[Any]:
     # A `datasets.Dataset` yields dicts.
     if isinstance(rows, Iterable) and not isinstance(rows, bytes):
         return rows
-    raise UserError(
-        "rows.kind",
-        f"found {type(rows).__name__}, allowed: texts, tuples or dicts in a list, a dict of "
-        "columns, a DataFrame or a Dataset",
-        place=name,
+    raise UserError.wrong(
+        "rows.kind", type(rows).__name__, "lists, dicts of columns, tables of libraries", place=name
     )
 
 
@@ -171,9 +160,7 @@ def _refuse_repeated(columns: Iterable[Any], table: str) -> None:
     for column, times in Counter(map(str, columns)).items():
         if times > 1:
             raise UserError(
-                "rows.column_twice",
-                f'found the column "{column}" {times} times, allowed: once. Rename the others.',
-                place=table,
+                "rows.column_twice", f'found the column "{column}" {times} times', place=table
             )
 
 
@@ -184,11 +171,8 @@ def _of_columns(columns: Mapping[str, Sequence[Any]], table: str) -> list[dict[s
         return [dict(columns)]  # one row
     sizes = {name: len(values) for name, values in columns.items()}
     if len(set(sizes.values())) > 1:
-        raise UserError(
-            "rows.column_lengths",
-            "found columns of different lengths "
-            f"({commas([f'{name} {size}' for name, size in sizes.items()])}), allowed: one length",
-            place=table,
+        raise UserError.wrong(
+            "rows.column_lengths", commas(sizes.items()), "columns of one length", place=table
         )
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
@@ -201,10 +185,8 @@ def _row(row: Any, place: str) -> str | tuple[Any, ...] | dict[str, Any]:
         return plain
     if isinstance(plain, list | tuple) and plain:
         return tuple(map(_plain, plain))
-    raise UserError(
-        "rows.row_kind",
-        f"found {type(row).__name__}, allowed: a text, a tuple of texts or a dict of columns",
-        place=place,
+    raise UserError.wrong(
+        "rows.row_kind", type(row).__name__, "a text, a tuple or a dict", place=place
     )
 
 

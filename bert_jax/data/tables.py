@@ -38,14 +38,6 @@ class TableRow(NamedTuple):
         unit = "line" if self.path.suffix in (".jsonl", ".csv", ".tsv") else "row"
         return f"{self.path}: {unit} {self.line}"
 
-    @property
-    def _names_place(self) -> str:
-        """Place of the column names, for errors: ``the header of t.csv``."""
-        if not self.path.suffix:  # in memory
-            return self.place
-        kinds = {".parquet": "the schema", ".jsonl": f"line {self.line}"}
-        return f"{kinds.get(self.path.suffix, 'the header')} of {self.path}"
-
     def require(self, asked: Iterable[tuple[str, str | None]]) -> None:
         """Raises an error if a column is missing.
 
@@ -62,16 +54,12 @@ class TableRow(NamedTuple):
             if name in self.columns:
                 raise RowError(
                     "table.row_without_column",
-                    f'found {commas(found)}, but not the column "{name}" ({key}). Every row needs '
-                    "all columns.",
+                    f'found {commas(found)}, but not the column "{name}" ({key})',
                     place=self.place,
                 )
             if not self.path.suffix:  # in memory: the rows are wrong, not a setting
-                raise UserError(
-                    "rows.columns",
-                    f'found the columns {commas(found)}, allowed: "{name}" ({key} of the model). '
-                    f'Rename a column to "{name}".',
-                    place=self.place,
+                raise UserError.wrong(
+                    "rows.columns", commas(found), f'"{name}" ({key})', place=self.place
                 )
             if self.delimiter is not None:
                 settable = key.startswith("task.")
@@ -81,7 +69,7 @@ class TableRow(NamedTuple):
                 hint = hint or NO_HEADER
             raise UserError(
                 "table.column_unknown",
-                f'found "{name}", allowed: {commas(found)} ({self._names_place}){hint}',
+                f'found "{name}", allowed: {commas(found)} in {self.path}{hint}',
                 place=key,
             )
 
@@ -93,9 +81,7 @@ class TableRow(NamedTuple):
         rest = [name for name in self.values if name not in but]
         if len(rest) != 1:
             raise UserError(
-                "table.column_needed",
-                f"missing, allowed: {commas(self.values)} ({self._names_place})",
-                place=key,
+                "table.column_needed", f"missing, allowed: {commas(self.values)}", place=key
             )
         return rest[0]
 
@@ -116,10 +102,8 @@ class TableRow(NamedTuple):
         if not isinstance(found, int) or isinstance(found, bool) or found == -1:
             return None if found == -1 else found
         if not 0 <= found < len(names):
-            raise RowError(
-                "table.class_number",
-                f'column "{column}": found the class {found}, allowed: 0 to {len(names) - 1}',
-                place=self.place,
+            raise RowError.wrong(
+                "table.class_number", found, f"0 to {len(names) - 1}", place=self.place
             )
         return names[found]
 
@@ -198,7 +182,7 @@ def read_fields(
         if len(fields) > MAX_COLUMNS:
             raise UserError(
                 "table.too_many_columns",
-                f"found more than {MAX_COLUMNS:,} columns, allowed: at most {MAX_COLUMNS:,}",
+                f"found more than {MAX_COLUMNS:,} columns",
                 place=f"{path}: line {line}",
             )
         yield line, fields
@@ -266,7 +250,7 @@ def _read_rows(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> It
         if times > 1:
             raise UserError(
                 "table.column_twice",
-                f'found the column "{name}" twice, allowed: once{NO_HEADER}',
+                f'found "{name}" twice{NO_HEADER}',
                 place=f"{path}: line {first}",
             )
     for line, fields in rows:
@@ -292,10 +276,8 @@ def _check_delimiter(path: Path, header: Sequence[str], delimiter: str, *, setta
         if other in header[0]:
             found, allowed = (_shown_delimiter(each) for each in (other, delimiter))
             hint = f", or the setting finetune.task.delimiter={name}" if settable else ""
-            raise UserError(
-                "table.delimiter",
-                f"found {found} between the columns of the header, allowed: {allowed}{hint}",
-                place=path,
+            raise UserError.wrong(
+                "table.delimiter", found, f"{allowed} in the header{hint}", place=path
             )
 
 

@@ -65,9 +65,7 @@ def is_quoted(path: Path, delimiter: str, *, limit: int) -> bool:
     if either is not None and not is_certain:
         raise UserError(
             "table.quotes",
-            "found a row that is one row with quotes around a field, or several rows with quotes "
-            "in the text. Save the table as .jsonl or .parquet, or as .csv, with quotes around "
-            "fields.",
+            "quotes around a field, or in it? Save it as .jsonl, .parquet or .csv.",
             place=f"{path}: line {either}",
         )
     return is_certain or (rows >= _FEWEST_ROWS and bool(wrapped))

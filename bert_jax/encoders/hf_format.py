@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 import numpy as np
 import pydantic
 
-from bert_jax.errors import SettingError, commas, did_you_mean
+from bert_jax.errors import SettingError, commas
 from bert_jax.model.architecture import Activation, EncoderArchitecture
 from bert_jax.model.section import HeadsSection, ProblemName, TaskName
 from bert_jax.section import Section
@@ -193,11 +193,7 @@ class HfConfig(Section):
     @classmethod
     def _activation(cls, name: object) -> object:
         if not isinstance(name, str) or name not in ACTIVATIONS:
-            raise SettingError(
-                "import.activation",
-                f'found "{name!s:.60}", allowed: '
-                f"{commas(ACTIVATIONS)}{did_you_mean(str(name), ACTIVATIONS)}",
-            )
+            raise SettingError.unknown("import.activation", str(name), ACTIVATIONS)
         return ACTIVATIONS[name]
 
     @pydantic.field_validator("id2label")

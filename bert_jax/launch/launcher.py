@@ -126,7 +126,7 @@ def require_ours(attempt: Attempt, owner: Owner | None, what: str, *, where: str
     if not owner.is_job(Owner.of(attempt)):
         raise NotOurs(
             "submit.name_taken",
-            f"{attempt.resource} belongs to {owner.directory or owner.job}. Choose another --name.",
+            f"{attempt.resource} in {where} belongs to {owner.directory or owner.job}",
             place="submit.name",
         )
 

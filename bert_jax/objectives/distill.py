@@ -51,24 +51,20 @@ def open_mlm_teacher(
     if not teacher.heads.mlm or teacher.heads.causal:
         raise UserError(
             "distill.no_mlm_head",
-            f"found {teacher.directory}, which has {describe(teacher.heads)}. Use a teacher with "
-            "an MLM head.",
+            f"{teacher.directory} has {describe(teacher.heads)} but no MLM head",
             place=TEACHER_KEY,
         )
     if (theirs := teacher.architecture.vocab_size) != architecture.vocab_size:
         raise UserError(
             "distill.vocab_size",
-            f"found {teacher.directory}, whose embedding has {theirs:,} rows, but the student's "
-            f"has {architecture.vocab_size:,}. Use a teacher with the student's tokenizer and "
-            "vocab_size.",
+            f"{teacher.directory} has {theirs:,} rows, allowed: {architecture.vocab_size:,}",
             place=TEACHER_KEY,
         )
     ours, theirs = architecture.hidden_size, teacher.architecture.hidden_size
     if section.cosine_weight and ours != theirs:
         raise UserError(
             "distill.sizes",
-            f"found {section.cosine_weight}, but hidden states of different widths cannot be "
-            f"compared: hidden_size is {ours} in the student and {theirs} in the teacher. Use 0.",
+            f"found {section.cosine_weight}, allowed: 0 with hidden sizes {ours} and {theirs}",
             place="objective.cosine_weight",
         )
     return teacher

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import pydantic
@@ -205,15 +204,10 @@ class GeneratorSection(Section):
             for name, each in ratios.items()
         }
         if (width := sizes["hidden_size"]) < LEAST_WIDTH:
-            least = math.ceil(1000 * LEAST_WIDTH / model.hidden_size) / 1000
-            by_ratio = self.hidden_size is None
-            raise UserError(
-                "electra.generator_width",
-                f"found {ratio if by_ratio else width}, which makes a generator of hidden "
-                f"size {width}. Use at least {least if by_ratio else LEAST_WIDTH}, for a hidden "
-                f"size of {LEAST_WIDTH}.",
-                place=f"objective.generator.{'size' if by_ratio else 'hidden_size'}",
-            )
+            setting = "size" if self.hidden_size is None else "hidden_size"
+            place = f"objective.generator.{setting}"
+            allowed = f"a hidden size of {LEAST_WIDTH} or more"
+            raise UserError.wrong("electra.generator_width", width, allowed, place=place)
         common = None if chosen.kind == model.kind else {"vocab_size", "max_position_embeddings"}
         values = model.model_dump(mode="json", include=common) | sizes
         if (setting := chosen.embedding_width_setting) is not None:
@@ -226,8 +220,7 @@ class GeneratorSection(Section):
         if found.vocab_size != model.vocab_size:
             raise UserError(
                 "electra.generator_vocab_size",
-                f"found {found.vocab_size}, but the model has {model.vocab_size} pieces. Remove "
-                "this setting.",
+                f"found {found.vocab_size}, but the model has {model.vocab_size}",
                 place="objective.generator.architecture.vocab_size",
             )
         return found
@@ -273,17 +266,14 @@ class ElectraObjectiveSection(ObjectiveSection):
         if widths[0] != widths[1]:
             raise UserError(
                 "electra.sharing_width",
-                f"found {self.embedding_sharing}, but the generator's embeddings have {widths[0]} "
-                f"columns and the model's {widths[1]}. Use none, or a generator as wide as the "
-                "model (objective.generator.size: 1).",
+                f"found {self.embedding_sharing} for widths {commas(widths[:2])}. Use none.",
                 place="objective.embedding_sharing",
             )
         both = generator.embedding_tables.keys() & architecture.embedding_tables.keys()
         if not both & set(self.shared_embeddings):
-            raise UserError.wrong(
+            raise UserError(
                 "electra.shared_embeddings",
-                commas(self.shared_embeddings),
-                f"{commas(sorted(both))}, which both networks have",
+                f"found {commas(self.shared_embeddings)}, allowed: {commas(sorted(both))}",
                 place="objective.shared_embeddings",
             )
 

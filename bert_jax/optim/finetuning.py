@@ -73,8 +73,7 @@ def _make_optimizer(
     if "pooler" in section.freeze and not has_pooler:
         raise UserError(
             "optimizer.freeze_pooler",
-            'found "pooler", but the model of this task has none, allowed: embeddings, encoder, '
-            "layers.N, layers.N-M",
+            'found "pooler", but this task has none',
             place="optimizer.freeze",
         )
     zero_frozen = [_zero_frozen(frozen, units)] if frozen.any() else []
@@ -165,7 +164,6 @@ def _span(name: str, depth: int) -> slice:
     near = "" if match else did_you_mean(name, (*named, *(f"layers.{at}" for at in range(depth))))
     raise UserError(
         "optimizer.freeze",
-        f'found "{name}", allowed: {commas(named)}, layers.N or layers.N-M with N ≤ M from 0 to '
-        f"{depth - 1}{near}",
+        f'found "{name}", allowed: {commas(named)}, layers.N or layers.N-M to {depth - 1}{near}',
         place="optimizer.freeze",
     )

@@ -95,7 +95,7 @@ class OptimizerSection(AdamSection):
         if self.name == "stable_adamw" and not self.bias_correction:
             raise SettingError(
                 "optimizer.bias_correction",
-                f"found false, allowed: true with the optimizer {self.name}",
+                f"found false with {self.name}",
                 place="bias_correction",
             )
         return self

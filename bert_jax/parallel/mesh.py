@@ -23,7 +23,7 @@ from bert_jax.narration import doing, hush
 from bert_jax.parallel.compiling import use_compilation_cache
 from bert_jax.parallel.processes import is_first, join
 from bert_jax.parallel.section import MeshSection, check_slices, mesh_shape, no_device
-from bert_jax.parallel.sharding_rules import FSDP, MESH_AXES, TENSOR
+from bert_jax.parallel.sharding_rules import MESH_AXES, TENSOR
 
 # Variables that do not indicate a TPU. JAX sets them, or users set them to compile without a TPU.
 _NOT_OF_A_TPU: Final = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR"}
@@ -55,8 +55,7 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
         if section.platform not in ("auto", "cpu"):
             raise UserError(
                 "mesh.simulated_devices",
-                f'found {section.simulated_devices} with platform "{section.platform}", allowed: '
-                'only with "auto" or "cpu"',
+                f'found {section.simulated_devices} with "{section.platform}", allowed: auto, cpu',
                 place="mesh.simulated_devices",
             )
         _set_before_backend("jax_platforms", "cpu")
@@ -76,11 +75,8 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
     if not is_first():
         hush()
     if section.platform not in ("auto", found):
-        raise UserError(
-            "mesh.platform",
-            f'found "{section.platform}", but the devices here are {len(jax.devices())} × '
-            f'"{found}". Use "auto" or "{found}".',
-            place="mesh.platform",
+        raise UserError.wrong(
+            "mesh.platform", section.platform, f"auto, {found}", place="mesh.platform"
         )
     if found == "cpu" and jax.process_count() > 1:
         _connect_cpus()
@@ -153,7 +149,7 @@ def _slices(count: int, inside: tuple[int, int, int], devices: Sequence[Any]) ->
     except (ValueError, AttributeError) as error:
         raise UserError(
             "mesh.slices_of_devices",
-            f"found {count}, but the devices do not form that many slices ({first_line(error)})",
+            f"no {count} slices here ({first_line(error)})",
             place="mesh.slices",
         ) from error
 
@@ -181,10 +177,9 @@ def _neighbours(devices: Sequence[Any], copies: int) -> np.ndarray:
         if math.prod(each) == copies and not (sizes % each).any()
     ]
     if not parts:
-        raise UserError.wrong(
+        raise UserError(
             "mesh.copies_of_torus",
-            copies,
-            f"a product of divisors of the torus {'×'.join(map(str, sizes))}",
+            f"found {copies}, allowed: divisors of {'×'.join(map(str, sizes))}",
             place="mesh.copies",
         )
     best = min(parts, key=lambda each: (sizes // each).sum())
@@ -212,9 +207,7 @@ def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
     if len(sizes) > 1 or sum(map(len, shares)) != len(rows):
         raise UserError(
             "mesh.uneven_processes",
-            f"data {len(rows) // mesh.shape[FSDP]} × fsdp {mesh.shape[FSDP]} × tensor "
-            f"{mesh.shape[TENSOR]} splits a batch unevenly over {len(held)} processes. Use a "
-            "tensor axis that divides the devices of a process, or a multiple of them.",
+            f"found {dict(mesh.shape)}, allowed: equal parts of a batch on {len(held)} processes",
             place="mesh",
         )
     return HostShare(shares.index(tuple(sorted(held[process]))), len(shares))
@@ -250,8 +243,5 @@ def _set_before_backend(option: str, value: object) -> None:
         jax.config.update(option, value)
     except RuntimeError as error:
         raise UserError(
-            "mesh.too_late",
-            f"cannot set {option} = {value}, because JAX has already opened its devices in this "
-            "process. Start a new process.",
-            place="mesh",
+            "mesh.too_late", f"{option} = {value} is too late in this process", place="mesh"
         ) from error

@@ -48,8 +48,7 @@ def join(
     if jax.distributed.is_initialized():
         raise UserError(
             "processes.joined_already",
-            "jax.distributed.initialize has already joined the processes. Use "
-            "mesh.distributed.enabled alone, which also handles signals and lost processes.",
+            "already initialized. Use mesh.distributed.enabled alone.",
             place="mesh.distributed",
         )
     meeting = dataclasses.replace(_meeting(section, command), error=error)
@@ -171,8 +170,7 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(
                 "processes.not_found",
-                f"cannot find the other processes ({first_line(error)}). Set coordinator_address, "
-                "process_count and process_index.",
+                f"{first_line(error)}. Set coordinator_address, process_count and process_index.",
                 place="mesh.distributed",
             ) from error
     keys = ("coordinator_address", "process_count", "process_index")
@@ -180,7 +178,7 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
         if value is None:
             raise UserError(
                 "processes.not_set",
-                "missing, and the environment of a TPU or cluster does not have it. Set it.",
+                "missing, also in the environment",
                 place=f"mesh.distributed.{key}",
             )
     address, count, index = cast(tuple[str, int, int], tuple(known))
@@ -192,7 +190,7 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
     if not is_whole(port) or int(port) > LAST_PORT:
         raise UserError(
             "processes.address",
-            f"found {address}, allowed: HOST or HOST:PORT, with a port up to {LAST_PORT}",
+            f"found {address}, allowed: HOST or HOST:PORT, up to {LAST_PORT}",
             place="mesh.distributed.coordinator_address",
         )
     return Meeting(

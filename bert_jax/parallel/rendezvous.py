@@ -198,8 +198,7 @@ def _listen(meeting: Meeting, me: Member) -> _Host:
             if meeting.is_over:
                 raise UserError(
                     "processes.port",
-                    f"cannot use port {meeting.port} on {me.host} ({error.strerror}). Check "
-                    "whether another run still uses it.",
+                    f"cannot use port {meeting.port} on {me.host} ({error.strerror})",
                     place="mesh.distributed.coordinator_port",
                 ) from error
             time.sleep(_RETRY_SECONDS)
@@ -226,8 +225,7 @@ def _report(meeting: Meeting, me: Member) -> Members:
         time.sleep(max(_RETRY_SECONDS, meeting.count / _REPORTS_A_SECOND))
     raise PeerLost(
         "processes.first_missing",
-        f"process 0 of {meeting.count} did not answer at {meeting.address} within "
-        f"{meeting.seconds:.3g} s ({why}). This is {me}. Run the same command on every host.",
+        f"process 0 of {meeting.count} at {meeting.address} did not answer ({why}). This is {me}.",
         place="mesh.distributed",
     )
 

@@ -107,10 +107,8 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
     sizes = {DATA: section.data, FSDP: section.fsdp, TENSOR: section.tensor}
     if 0 in sizes.values():
         axis = next(name for name, size in sizes.items() if size == 0)
-        raise UserError(
-            "mesh.axis_zero",
-            "found 0, allowed: a positive number, or -1 for all remaining devices",
-            place=f"mesh.{axis}",
+        raise UserError.wrong(
+            "mesh.axis_zero", 0, "positive, or -1 for the rest", place=f"mesh.{axis}"
         )
     free = [name for name, size in sizes.items() if size == -1]
     if len(free) > 1:
@@ -123,8 +121,7 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
     if math.prod(sizes.values()) != device_count:
         raise UserError(
             "mesh.size",
-            f"found {' × '.join(f'{axis} {size}' for axis, size in sizes.items())}, allowed: a "
-            f"product of {device_count}, the number of devices. One axis may be -1.",
+            f"found {sizes}, allowed: a product of {device_count} devices",
             place="mesh",
         )
     return sizes[DATA], sizes[FSDP], sizes[TENSOR]
@@ -149,7 +146,6 @@ def check_batch(key: str, rows: int, *, parts: int, accumulation: int) -> None:
     if rows % unit:
         raise UserError(
             "batch.not_a_multiple",
-            f"found {rows}, allowed: a multiple of {unit} (data × fsdp = {parts}, accumulation "
-            f"{accumulation})",
+            f"found {rows}, allowed: a multiple of {unit} ({parts} × {accumulation})",
             place=key,
         )

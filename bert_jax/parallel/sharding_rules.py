@@ -72,8 +72,7 @@ def parameter_sharding(
         if size % parts:
             raise UserError(
                 "mesh.parameter",
-                f'{"×".join(RULES[axis])} = {parts} does not divide the axis "{axis}" = {size} of '
-                f"{name}. Use a divisor of {size}.",
+                f'found "{axis}" {size} of {name}, allowed: a multiple of {parts}',
                 place="mesh",
             )
     return NamedSharding(mesh, spec)

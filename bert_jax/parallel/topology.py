@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from bert_jax.errors import UserError, commas, did_you_mean, one_of
+from bert_jax.errors import UserError, commas
 from bert_jax.parallel.accelerators import ACCELERATORS, Accelerator
 
 _NAMES: Final[dict[str, Accelerator]] = {
@@ -82,28 +82,20 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
     """
     match = _PATTERN.fullmatch(text.strip().lower())
     if match is None:
-        raise UserError(
-            "topology.form",
-            f'found "{text}", allowed: a generation and a shape or a count, such as '
-            f"{one_of(['v5e:4x4', 'v5litepod-16', 'v4-32', *others])}{did_you_mean(text, others)}",
-            place=key,
+        raise UserError.unknown(
+            "topology.form", text, ["v5e:4x4", "v5litepod-16", "v4-32", *others], place=key
         )
     accelerator, size = _NAMES.get(match["name"]), match["size"]
     if accelerator is None:
-        raise UserError(
-            "topology.generation",
-            f'found "{text}", allowed: a slice of '
-            f"{one_of([*ACCELERATORS, *others])}{did_you_mean(match['name'], _NAMES)}",
-            place=key,
+        raise UserError.unknown(
+            "topology.generation", match["name"], [*ACCELERATORS, *others], place=key
         )
     shape = _shape(accelerator, size)
     if shape is None:
-        spell = _cross if "x" in size else accelerator.count
+        sizes = commas(map(_cross if "x" in size else accelerator.count, accelerator.shapes))
         raise UserError(
             "topology.size",
-            f'found "{text}", allowed sizes of {accelerator.name}: '
-            f"{commas([spell(shape) for shape in accelerator.shapes])}; did you mean "
-            f'"{_suggest(accelerator, size)}"?',
+            f'found "{text}", allowed: {sizes}; did you mean "{_suggest(accelerator, size)}"?',
             place=key,
         )
     return TpuTopology(accelerator, shape)

@@ -7,7 +7,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.errors import UserError, commas, did_you_mean
+from bert_jax.errors import UserError
 from bert_jax.files.read import is_whole
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
@@ -49,8 +49,7 @@ def read_checkpoints(run_dir: epath.PathLike, read: Callable[[Checkpointer], Fou
                     raise
     raise UserError(
         "checkpoint.deleted",
-        f"the run deleted the checkpoint during each of {_READS} reads. Set a larger "
-        "train.checkpoint.keep_last.",
+        f"deleted during each of {_READS} reads. Set a larger train.checkpoint.keep_last.",
         place=epath.Path(run_dir) / CHECKPOINTS,
     )
 
@@ -188,8 +187,7 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
         if loaded.step not in checkpoints.on_disk.steps():
             raise UserError(
                 "checkpoint.moments_deleted",
-                f"the run deleted checkpoint {loaded.step} before its moments were read. Run the "
-                "same command again.",
+                f"checkpoint {loaded.step} was deleted during the read. Run this again.",
                 place=run.directory,
             )
         if section.name != "adamw" or not checkpoints.on_disk.has(loaded.step, OPTIMIZER):
@@ -223,8 +221,4 @@ def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
     if is_whole(asked) and int(asked) in steps:
         return int(asked)
     allowed = ["last", "best", *map(str, steps)]
-    raise UserError(
-        "checkpoint.unknown",
-        f'found "{asked}", allowed: {commas(allowed)}{did_you_mean(asked, allowed)}',
-        place="--checkpoint",
-    )
+    raise UserError.unknown("checkpoint.unknown", asked, allowed, place="--checkpoint")

@@ -98,8 +98,7 @@ def open_run(directory: epath.PathLike) -> Run:
     if read_run_provenance(root).get("tokenizer_hash", tokenizer.hash) != tokenizer.hash:
         raise UserError(
             "run.tokenizer_changed",
-            f"names another tokenizer than the one in {root / TOKENIZER}. Restore a copy of its "
-            "files.",
+            f"names another tokenizer than {root / TOKENIZER}. Restore a copy.",
             place=root / PROVENANCE,
         )
     section = read_model(root, settings)
@@ -137,10 +136,7 @@ def claim_run(
         foreign = [name for name in _FOREIGN if (root / name).exists()]
         if foreign and not (root / CONFIG).exists():
             raise UserError(
-                "run.not_a_run",
-                f"found {root} with {foreign[0]}, so it is a dataset, a tokenizer or another "
-                "model. Choose a new directory.",
-                place="run_dir",
+                "run.not_a_run", f"{root} has {foreign[0]}. Choose a new one.", place="run_dir"
             )
         if not (root / CONFIG).exists():
             _refuse_inside(root)
@@ -153,9 +149,7 @@ def claim_run(
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            "run.unwritable",
-            f"cannot write to {root} ({error.strerror or str(error)})",
-            place="run_dir",
+            "run.unwritable", f"{root}: {error.strerror or str(error)}", place="run_dir"
         ) from error
     return root
 
@@ -203,10 +197,7 @@ def _refuse_inside(root: epath.Path) -> None:
         dataset = (above / PROVENANCE).exists() and (above / "dataset_info.json").exists()
         if dataset or is_run(above):
             raise UserError(
-                "run.nested",
-                f"found {root}, which is inside the {'dataset' if dataset else 'run'} {above}. "
-                "Choose a directory outside of it.",
-                place="run_dir",
+                "run.nested", f"{root} is inside {above}. Choose another.", place="run_dir"
             )
 
 
@@ -215,19 +206,14 @@ def _same_verb(run: Run, verb: RunVerb) -> None:
     if run.is_fine_tuned != (verb == "finetune"):
         wrote = "finetune" if run.is_fine_tuned else "pretrain" if run.has("train") else "import"
         raise UserError(
-            "run.other_verb",
-            f"found {run.directory}, a run of `bert-jax {wrote}`, allowed: a new directory, or a "
-            f"run of `bert-jax {verb}` to resume",
-            place="run_dir",
+            "run.other_verb", f"{run.directory} is a run of `bert-jax {wrote}`", place="run_dir"
         )
 
 
 def _same_model(run: Run, architecture: EncoderArchitecture, tokenizer: Tokenizer) -> None:
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
-            "run.other_tokenizer",
-            f"differs from the tokenizer of {run.directory}. Use that tokenizer, or a new run_dir.",
-            place="tokenizer",
+            "run.other_tokenizer", f"differs from that of {run.directory}", place="tokenizer"
         )
     if run.architecture.kind != architecture.kind:
         raise _other_model(run, "model.kind", architecture.kind, run.architecture.kind)

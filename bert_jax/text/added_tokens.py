@@ -53,8 +53,7 @@ def merge_special(
         found, expected = (shown([token["content"] for token in each]) for each in (here, there))
         raise UserError(
             "tokenizer.added_tokens_differ",
-            f"tokenizer_config.json lists {found}, and special_tokens_map.json {expected}, or one "
-            "of them occurs twice with different settings. Remove the wrong entries.",
+            f"lists {found}, but special_tokens_map.json {expected}. Remove the wrong entries.",
             place=place,
         )
     roles = {name: special[name] for name in special if name in ROLE_NAMES}
@@ -121,9 +120,7 @@ def check_ids(spec: Spec, found: Mapping[str, int], source: str) -> None:
         if found.get(content) != number:
             raise UserError(
                 "tokenizer.added_tokens",
-                f"{shown(content)} has id {number}, but the library gives it "
-                f"{found.get(content)}. Write its files again in Python: "
-                "transformers.AutoTokenizer.from_pretrained(directory).save_pretrained(directory)",
+                f"{shown(content)} is {number}, but {found.get(content)} in the library",
                 place=f"{source}: added_tokens",
             )
 

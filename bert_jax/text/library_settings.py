@@ -123,8 +123,7 @@ def check_rows(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
         without = " without these settings" if changed else ""
         raise UserError(
             "tokenizer.rows",
-            f"found {found}, so transformers writes rows without [CLS] or [SEP], which we always "
-            f"write. Allowed: TemplateProcessing, BertProcessing or RobertaProcessing{without}.",
+            f"found {found}, allowed: TemplateProcessing, Bert- or RobertaProcessing{without}",
             place=f"{source}: post_processor",
         )
 
@@ -144,7 +143,7 @@ def check_flags(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
         if there is not None and here.get(name) != there:
             raise UserError(
                 "tokenizer.settings_differ",
-                f"{setting} is {here.get(name)} here and {there} in tokenizer_config.json",
+                f"{setting} is {here.get(name)}, elsewhere {there}",
                 place=source,
             )
 

@@ -65,9 +65,7 @@ def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None)
     if not root.is_dir():
         found = "found a file, allowed: a" if root.exists() else "no such"
         raise UserError(
-            "tokenizer.missing",
-            f"{found} directory. Make a tokenizer with `bert-jax vocab`.",
-            place=root,
+            "tokenizer.missing", f"{found} directory. Make one: `bert-jax vocab`.", place=root
         )
     path = root / CONFIG_FILE
     has_pipeline = any((root / name).exists() for name in _PIPELINES)
@@ -95,8 +93,7 @@ def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None)
         found, wanted = differing(str(recorded), tokenizer.hash)
         raise UserError(
             "tokenizer.hash",
-            f"found {found}, but the hash of {_FILE_OF_TYPE[kind]} and the settings is {wanted}. "
-            "One of the two files was changed. If you changed it, remove hash.",
+            f"found {found}, but {_FILE_OF_TYPE[kind]} has {wanted}. Did you edit it? Remove hash.",
             place=f"{path}: hash",
         )
     return tokenizer
@@ -132,9 +129,7 @@ def _check_beside(vocabulary: epath.Path, spec: Spec, path: epath.Path) -> None:
     pieces = {piece: number for number, piece in enumerate(read_vocabulary(vocabulary))}
     if pieces != spec["model"]["vocab"]:
         raise UserError(
-            "tokenizer.vocabularies_differ",
-            "its vocabulary differs from vocab.txt in the same directory",
-            place=path,
+            "tokenizer.vocabularies_differ", "differs from vocab.txt beside it", place=path
         )
 
 
@@ -232,9 +227,7 @@ def _refuse_fairseq(root: epath.Path) -> None:
     if (root / _FAIRSEQ_FILE).exists():
         raise UserError(
             "tokenizer.fairseq",
-            f"found {_FAIRSEQ_FILE}, so vocab.txt is a dictionary of fairseq, as of BERTweet and "
-            "PhoBERT, which cannot be read. Only a tokenizer.json with the same ids can replace "
-            "it.",
+            f"found {_FAIRSEQ_FILE}, fairseq's dictionary, which needs a tokenizer.json",
             place=root,
         )
 
@@ -245,9 +238,7 @@ def _refuse_foreign(root: epath.Path) -> None:
         if (root / name).exists():
             raise UserError(
                 "tokenizer.slow_only",
-                f"found {name} without tokenizer.json. Write tokenizer.json in a new environment "
-                "(pip install transformers sentencepiece protobuf): "
-                "transformers.AutoTokenizer.from_pretrained(directory).save_pretrained(directory)",
+                f"found {name} alone. Write tokenizer.json with transformers' save_pretrained.",
                 place=root,
             )
 
@@ -258,10 +249,7 @@ def _refuse_foreign_model(path: epath.Path) -> None:
     if PAD.encode() not in content and b"<pad>" in content:
         raise UserError(
             "tokenizer.foreign_model",
-            "found <pad> instead of [PAD], and no tokenizer.json beside it. Write tokenizer.json "
-            "in a new environment (pip install transformers sentencepiece protobuf): "
-            "transformers.AutoTokenizer.from_pretrained(directory).save_pretrained(directory). "
-            "Or, for ALBERT, use --uncased or --cased to read it as google-research/albert does.",
+            "found <pad> for [PAD]. Write tokenizer.json, or for ALBERT use --uncased or --cased.",
             place=path,
         )
 

@@ -53,8 +53,7 @@ def check_spec(found: Mapping[str, Any], source: str) -> Spec:
     if (found.get("truncation") or {}).get("direction") == "Left":
         raise UserError(
             "tokenizer.truncation",
-            'found "Left", which keeps the end of a long text, allowed: "Right". Change it to '
-            "keep the beginning.",
+            'found "Left", allowed: "Right", which keeps the beginning',
             place=f"{source}: truncation.direction",
         )
     spec = {
@@ -107,8 +106,7 @@ def _check_model(model: Mapping[str, Any], source: str, **allowed: Any) -> None:
         if model.get(name) not in (None, value):
             raise UserError(
                 "tokenizer.model_option",
-                f"found {shown(model[name])}, allowed: {shown(value)}. Such a tokenizer cannot be "
-                "imported.",
+                f"found {shown(model[name])}, allowed: {shown(value)}",
                 place=f"{source}: model.{name}",
             )
 
@@ -134,9 +132,7 @@ def marks_of(spec: Spec, source: str) -> Marks:
         return "metaspace"
     raise UserError(
         "tokenizer.pre_tokenizer",
-        f"found {kinds}, allowed: ByteLevel with a BPE model, Metaspace with ▁, or Split after a "
-        "normalizer that replaces spaces by ▁, all of which must mark spaces, or "
-        f"{one_of(_SPLIT_AT_SPACES)} with WordPiece. Such a tokenizer cannot be imported.",
+        f"found {kinds}, allowed: ByteLevel (BPE), Metaspace, or {one_of(_SPLIT_AT_SPACES)}",
         place=f"{source}: pre_tokenizer",
     )
 
@@ -168,9 +164,7 @@ def open_pipeline(spec: Spec, source: str) -> tokenizers.Tokenizer:
         if not isinstance(error, Exception) and "Panic" not in type(error).__name__:
             raise
         raise UserError(
-            "tokenizer.unreadable",
-            f"the tokenizers library cannot read it ({str(error)[:200]})",
-            place=source,
+            "tokenizer.unreadable", f"cannot be read ({str(error)[:200]})", place=source
         ) from None
 
 

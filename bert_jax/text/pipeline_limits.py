@@ -62,19 +62,15 @@ def check_limits(spec: Mapping[str, Any], source: str) -> None:
         if isinstance(expression, str) and (reason := _danger(expression)) is not None:
             raise UserError(
                 "tokenizer.expression",
-                f"found {shown(expression)}, {reason}, which can take exponential time. Such a "
-                "tokenizer cannot be imported.",
+                f"found {shown(expression)}, {reason}: it can take exponential time",
                 place=f"{source}: {place}",
             )
         if isinstance(content, str) and place.startswith("normalizer"):
             text = pattern.get("String") if isinstance(pattern, dict) else None
             growth *= max(1, -(-len(content) // max(1, len(text or ""))))
     if growth > MOST_GROWTH:
-        raise UserError(
-            "tokenizer.growth",
-            f"found replacements that can make {growth:,} characters of one, allowed: "
-            f"{MOST_GROWTH}. Such a tokenizer cannot be imported.",
-            place=f"{source}: normalizer",
+        raise UserError.wrong(
+            "tokenizer.growth", f"{growth:,}", MOST_GROWTH, place=f"{source}: normalizer"
         )
 
 

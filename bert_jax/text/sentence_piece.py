@@ -133,8 +133,7 @@ def open_model(model: bytes, source: str) -> sentencepiece.SentencePieceProcesso
     except RuntimeError:
         raise UserError(
             "tokenizer.not_sentencepiece",
-            f"found {len(model)} bytes that are no SentencePiece model, allowed: the output of "
-            "SentencePiece's trainer",
+            f"found {len(model)} bytes, no SentencePiece model",
             place=source,
         ) from None
     return processor

@@ -30,9 +30,7 @@ def check_language(language: str, *, key: str = "language") -> str:
     Raises UserError at the setting ``key`` if ``language`` has another form.
     """
     if not _LANGUAGE.fullmatch(language):
-        raise UserError(
-            "language.code",
-            f'found "{language}", allowed: a lower-case ISO 639 code, such as "en", "de" or "zh"',
-            place=key,
+        raise UserError.wrong(
+            "language.code", f'"{language}"', 'ISO 639 codes such as "en"', place=key
         )
     return language

@@ -57,8 +57,7 @@ def find_roles(settings: Mapping[str, Any], spec: Spec, source: str) -> Roles:
     if missing:
         raise UserError(
             "tokenizer.role_missing",
-            f"found no special piece for {all_of(missing)}. Name each in tokenizer_config.json, "
-            'such as "mask_token": "<mask>".',
+            f'no piece for {all_of(missing)}. Name it: "mask_token": "<mask>".',
             place=source,
         )
     unknown = found["unk"] if found["unk"] in pieces else None
@@ -87,8 +86,7 @@ def find_separators(settings: Mapping[str, Any], spec: Spec, roles: Roles, sourc
             ]:
                 raise UserError(
                     "tokenizer.template",
-                    f"found {' '.join(pair)}, allowed: {roles.cls} A {roles.sep} B {roles.sep}, "
-                    "with one separator or more in the middle",
+                    f"found {' '.join(pair)}, allowed: {roles.cls} A {roles.sep} B {roles.sep}",
                     place=f"{source}: post_processor",
                 )
             held = part["special_tokens"]
@@ -107,8 +105,7 @@ def _check_ids(
     if [*written] != allowed:
         raise UserError(
             "tokenizer.template_ids",
-            f"found {shown([*written])}, allowed: {shown(allowed)}, the special pieces and their "
-            "ids",
+            f"found {shown([*written])}, allowed: {shown(allowed)}",
             place=f"{source}: post_processor",
         )
 

@@ -125,8 +125,7 @@ class Evaluator:
         if lost:
             raise Diverged(
                 "evaluation.diverged",
-                f"found NaN or infinity in {commas(lost)}, allowed: finite numbers. The model has "
-                "diverged.",
+                f"found NaN or infinity in {commas(lost)}",
                 place="evaluation",
             )
         return self._task.score(totals)
@@ -232,7 +231,6 @@ def check_start(spec: TrainSpec, progress: TrainProgress) -> None:
     if missing := names if progress.start_data != data else names - progress.start.keys():
         raise UserError(
             "evaluation.no_start",
-            f"found {commas(sorted(missing))}, but {spec.run_dir} has no such score on these "
-            "held-out data before its first step. Remove this setting, or use a new run_dir.",
+            f"found {commas(sorted(missing))}, but {spec.run_dir} has no such score at its start",
             place="train.evaluation.at_most",
         )

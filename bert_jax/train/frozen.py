@@ -77,10 +77,7 @@ def check_frozen(
         now, then = differing(found.get(name, "none"), saved.get(name, "none"))
         if now != then:
             raise UserError(
-                "frozen.changed",
-                f"found {now} (SHA-256 of the parameters of the frozen model {name}), but the "
-                f"checkpoint was trained with {then}. Use the same model, or a new directory.",
-                place=place,
+                "frozen.changed", f"found {name} {now}, but the checkpoint has {then}", place=place
             )
 
 

@@ -154,19 +154,15 @@ def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
     if not saved:
         raise UserError(
             "checkpoint.params_only",
-            f"found {spec.run_dir}, whose checkpoint {step} has parameters only. Use a new "
-            f"directory with --init-from {spec.run_dir}.",
+            f"checkpoint {step} of {spec.run_dir} has parameters only. Use --init-from.",
             place="run_dir",
         )
     if IMPORTED not in saved:
         return TrainProgress.from_json(saved)
     steps = [phase.steps for phase in spec.phases]
     if step >= sum(steps):
-        raise UserError(
-            "phases.too_few_steps",
-            f"found {sum(steps)} steps in all, but the imported checkpoint is at step {step}. Use "
-            "more steps, or a new run_dir with --init-from.",
-            place="train.phases",
+        raise UserError.wrong(
+            "phases.too_few_steps", sum(steps), f"more than {step}", place="train.phases"
         )
     progress = TrainProgress.at(step, steps)
     _begin(progress, spec)
@@ -183,11 +179,8 @@ def _check(progress: TrainProgress, spec: TrainSpec, warn: Callable[[str], None]
     """Raises UserError if phases are missing, or data differ without `allow_data_change`."""
     phases = spec.phases
     if progress.phase >= len(phases):
-        raise UserError(
-            "phases.too_few",
-            f"found {len(phases)} phases, but the checkpoint is in phase {progress.phase}, "
-            "counted from 0. Use the phases of the checkpoint, or more.",
-            place="train.phases",
+        raise UserError.wrong(
+            "phases.too_few", len(phases), f"more than {progress.phase}", place="train.phases"
         )
     phase = phases[progress.phase]
     if progress.position is None or progress.phase_step >= phase.steps:

@@ -38,9 +38,7 @@ def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
     for name in ("warmup_steps", "decay_fraction"):
         if (found := getattr(phase, name)) is not None:
             raise UserError(
-                "phases.warmup",
-                f"found {found}, allowed: only together with a learning_rate of this phase",
-                place=f"{key}.{name}",
+                "phases.warmup", f"found {found} without learning_rate", place=f"{key}.{name}"
             )
 
 
@@ -67,14 +65,13 @@ def _segment(
     if decay is None and optimizer.decay != "linear":
         raise UserError(
             "optimizer.decay",
-            f"found {optimizer.decay}, allowed: linear, unless optimizer.decay_fraction is set",
+            f"found {optimizer.decay} without decay_fraction",
             place="optimizer.decay",
         )
     if rising + (decay or 0) > steps:
         raise UserError(
             "optimizer.decay_fraction",
-            f"found {share}, which are {decay} steps after {rising} steps of warm-up, but the "
-            f"schedule has only {steps} steps",
+            f"found {share}, {decay} steps after {rising} of warm-up, allowed: {steps} in all",
             place=f"{'optimizer' if first.decay_fraction is None else key}.decay_fraction",
         )
     return segment._replace(decay_steps=decay, shape=optimizer.decay)
@@ -93,7 +90,6 @@ def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
         if found not in (own, OptimizerSection.model_fields[name].default):
             raise UserError(
                 "optimizer.replaced",
-                f"found {found}, but train.phases.0 has its own schedule with {own}. Set "
-                f"train.phases.0.{name} instead.",
+                f"found {found}. Set train.phases.0.{name}.",
                 place=f"optimizer.{name}",
             )

@@ -68,16 +68,13 @@ class PhaseSection(MixedSection):
     def _ramp_rises(self) -> PhaseSection:
         sizes = [*(stage.batch_size for stage in self.batch_ramp), self.batch_size]
         if sizes != sorted(set(sizes)):
-            raise SettingError(
-                "phases.batch_ramp",
-                f"found the batch sizes {commas(sizes)}, allowed: rising sizes",
-                place="batch_ramp",
+            raise SettingError.wrong(
+                "phases.batch_ramp", commas(sizes), "rising sizes", place="batch_ramp"
             )
         if self.ramp_steps >= self.steps:
             raise SettingError(
                 "phases.batch_ramp_steps",
-                f"found {self.ramp_steps} steps, allowed: fewer than {self.steps}, the steps of "
-                "the phase",
+                f"found {self.ramp_steps} steps, allowed: fewer than {self.steps}",
                 place="batch_ramp",
             )
         return self
@@ -126,8 +123,7 @@ class PhaseSection(MixedSection):
         if architecture.rotary_setting is None:
             raise UserError(
                 "phases.rotary_theta",
-                f"found {self.rotary_theta}, but the encoder {architecture.kind} has no rotary "
-                "positions. Remove this setting.",
+                f"found {self.rotary_theta}, but {architecture.kind} has no rotary positions",
                 place=f"{key}.rotary_theta",
             )
         return {architecture.rotary_setting: self.rotary_theta}
@@ -140,8 +136,7 @@ class PhaseSection(MixedSection):
         if self.seq_length > positions:
             raise UserError(
                 "phases.seq_length",
-                f"found {self.seq_length}, allowed: at most {positions}, the model's positions "
-                "(model.architecture.max_position_embeddings)",
+                f"found {self.seq_length}, allowed: at most {positions} positions",
                 place=f"{key}.seq_length",
             )
 
@@ -268,16 +263,13 @@ class TrainSection(Section):
             if phase.is_mixed:
                 raise SettingError(
                     "evaluation.mixture",
-                    f"missing, but phase {at} mixes datasets. Set the directory whose split "
-                    "validation is evaluated, train.evaluation.sets, or train.evaluation: null.",
+                    f"missing, but phase {at} mixes datasets. Set it, or use sets.",
                     place="evaluation.dataset",
                 )
         if self.evaluation.at_most and len({phase.dataset_name for phase in self.phases}) > 1:
             raise SettingError(
                 "evaluation.at_most_data",
-                "missing, but the phases have different datasets, and at_most compares each phase "
-                "with the start. Set the directory whose split validation is evaluated, or "
-                "train.evaluation.sets.",
+                "missing, but at_most needs one for all phases. Set it, or evaluation.sets.",
                 place="evaluation.dataset",
             )
         return self

@@ -143,11 +143,10 @@ class StepRunner:
             display.say(f"{bad}; written to {folder}", style="bold red")
             raise RollbackDue(bad, state)
         self._write_line(bad)
+        last = checkpoints.on_disk.newest()
         raise Diverged(
             "step.bad",
-            f"{bad.reason}{bad.exhausted}. Last checkpoint: "
-            f"{checkpoints.on_disk.newest() or 'none'}. {folder} has the batch and the state "
-            "before the step.",
+            f"{bad.reason}{bad.exhausted}. Last checkpoint: {last}. The step is in {folder}.",
             place=f"step {bad.step}",
         )
 

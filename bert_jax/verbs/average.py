@@ -106,12 +106,7 @@ def _last(models: Sequence[str], last: int) -> list[_Source]:
     run = open_run(find_origin(models[0]).run_dir)
     steps = read_checkpoints(run.directory, lambda found: found.on_disk.steps())
     if not 2 <= last <= len(steps):
-        raise UserError(
-            "average.checkpoints",
-            f"found {last}, but {run.directory} has {len(steps)} checkpoints. A run keeps "
-            "train.checkpoint.keep_last of them.",
-            place="--last",
-        )
+        raise UserError.wrong("average.checkpoints", last, f"at most {len(steps)}", place="--last")
     return [_Source(models[0], run, str(step)) for step in reversed(steps[-last:])]
 
 
@@ -122,8 +117,7 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     if len(weights) != count or not abs(sum(weights) - 1) <= _ROUNDING:
         raise UserError(
             "average.weights",
-            f"found {len(weights)} weights with the sum {sum(weights):.6g}, allowed: {count} "
-            "weights, one per model, with the sum 1",
+            f"found {len(weights)} with the sum {sum(weights):.6g}, allowed: {count} with 1",
             place="--weights",
         )
     return list(weights)
@@ -135,12 +129,11 @@ def _common_heads(sources: Sequence[_Source]) -> HeadsSection:
     flags = {
         name: all(getattr(each.run.heads, name) for each in sources) for name in PRETRAINED_HEADS
     }
-    for source, heads in zip(sources[1:], others, strict=True):
+    for heads in others:
         if heads.model_copy(update=flags) != first.model_copy(update=flags):
             raise UserError(
                 "average.heads",
-                f"found {describe(first)} in {sources[0].name}, and {describe(heads)} in "
-                f"{source.name}. Average models of one task.",
+                f"found {describe(first)} and {describe(heads)}, allowed: one task",
                 place="MODEL",
             )
     return first.model_copy(update=flags)
@@ -203,9 +196,7 @@ def _require_same(
     """Raises UserError if two models differ in tokenizer or architecture, apart from dropout."""
     if first.run.tokenizer.hash != other.run.tokenizer.hash:
         raise UserError(
-            "average.tokenizer",
-            f"found another tokenizer in {other.name} than in {first.name}",
-            place="MODEL",
+            "average.tokenizer", f"{other.name} has another than {first.name}", place="MODEL"
         )
     ours, theirs = (
         {"kind": each.kind, **each.with_dropout(0.0).model_dump()} for each in (expected, found)
@@ -214,7 +205,6 @@ def _require_same(
     if names:
         raise UserError(
             "average.architecture",
-            f"found {names[0]} {theirs.get(names[0])} in {other.name}, and {ours.get(names[0])} in "
-            f"{first.name}. Average models of one architecture.",
+            f"found {names[0]} {theirs.get(names[0])} and {ours.get(names[0])}",
             place="MODEL",
         )

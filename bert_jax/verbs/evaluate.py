@@ -74,8 +74,7 @@ def evaluate(
         if dataset is not None:
             raise UserError(
                 "evaluate.dataset_of_task",
-                f"found {dataset}, but {run_dir} is fine-tuned. Use `bert-jax predict --input` "
-                "instead.",
+                f"found {dataset}, but {run_dir} is fine-tuned. Use `bert-jax predict`.",
                 place="--dataset",
             )
         result = evaluate_task(

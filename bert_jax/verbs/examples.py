@@ -92,16 +92,13 @@ def _make(section: ExamplesSection, extra: ExtraOutputs, say: Callable[[str], No
     if not epath.Path(section.tokenizer).exists():
         raise UserError(
             "examples.tokenizer_missing",
-            f"found no directory {section.tokenizer}{within(section.tokenizer)}. Run `bert-jax "
-            "vocab` to make a tokenizer.",
+            f"no directory {section.tokenizer}{within(section.tokenizer)}. Run `bert-jax vocab`.",
             place="examples.tokenizer",
         )
     with under("examples", ExamplesSection):
         if extra.any and is_remote(output):
             raise UserError(
-                "examples.in_bucket",
-                f"found {output}. Copy the dataset to this machine to read it.",
-                place="output",
+                "examples.in_bucket", f"found {output}. Copy it to this machine.", place="output"
             )
         if not (extra.any and (output / PROVENANCE_NAME).exists()):
             return make_examples(section, progress=say)
@@ -125,8 +122,7 @@ def _write_extra(
         found, wanted = differing(tokenizer.hash, provenance.tokenizer_hash)
         raise UserError(
             "examples.tokenizer_changed",
-            f"found {section.tokenizer} ({found}), but {output} was made with another tokenizer "
-            f"({wanted})",
+            f"found {found}, but {output} has {wanted}",
             place="examples.tokenizer",
         )
     masking, seed = masking_of(config.objective) or MaskingSection(), config.seed
@@ -166,7 +162,6 @@ def _check_settings(section: ExamplesSection, made: Provenance) -> None:
         if (asked := getattr(section, name)) != value:
             raise UserError(
                 "examples.setting_changed",
-                f"found {asked}, but {section.output} was made with {value}. Use that value or "
-                "another output.",
+                f"found {asked}, {section.output} has {value}",
                 place=name,
             )

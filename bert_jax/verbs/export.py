@@ -146,16 +146,14 @@ def _refuse_unknown_to(to: Format, run: Run) -> None:
         if (found := getattr(run.architecture, name, allowed)) != allowed:
             raise UserError(
                 "export.setting",
-                f"found {found}, but --to {to} has only models with {allowed}. Use --to stablehlo.",
+                f"found {found}, allowed with --to {to}: {allowed}. Use --to stablehlo.",
                 place=f"model.architecture.{name}",
             )
     fits = to == "hf" and classes_for(format, run.heads, model_type=_model_type(run))
     if run.heads.causal and not fits:
         raise UserError(
             "export.causal",
-            f"found {run.directory} with {describe(run.heads)}, but --to {to} has no such model "
-            f"of the encoder {run.architecture.kind}. Use --to stablehlo, or a checkpoint of a "
-            "phase with masks.",
+            f"--to {to} has no {describe(run.heads)} of {run.architecture.kind}. Use stablehlo.",
             place="export",
         )
 

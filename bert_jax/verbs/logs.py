@@ -41,9 +41,7 @@ def logs(
     files = job_of(target, bucket=bucket)
     if files is None:
         raise UserError(
-            "job.not_submitted",
-            "started without `bert-jax submit`, so its output was not uploaded",
-            place=target,
+            "job.not_submitted", "no `bert-jax submit` has uploaded its output", place=target
         )
     attempts = read_state(files).attempts
     last = attempts[-1].number if attempts else 1
@@ -78,6 +76,6 @@ def read_log(
     if not part and not shown and not follow:
         raise UserError(
             "job.no_output",
-            f"host {worker} of attempt {attempt} has no output yet. Use --follow to wait for it.",
+            "no output yet. Use --follow to wait.",
             place=files.log(attempt, worker),
         )

@@ -71,9 +71,7 @@ def require_topologies(topologies: Sequence[str]) -> None:
     """Raises UserError if there is no topology to plan for."""
     if not topologies:
         raise UserError(
-            "plan.topology_missing",
-            "missing. Give one such as v3:4x4, v5litepod-16 or v4-32.",
-            place="--topology",
+            "plan.topology_missing", "missing. Give v5litepod-16 or the like.", place="--topology"
         )
 
 
@@ -113,7 +111,6 @@ def vocabulary_of(config: RunConfig) -> int:
         return config.vocab.size
     raise CannotPlan(
         "plan.vocab_size",
-        f"found {config.tokenizer}, allowed: a tokenizer on this machine. If it is not here, give "
-        "its size, such as --vocab-size 30522.",
+        f"found {config.tokenizer}, which is not here. Give --vocab-size, such as 30522.",
         place="tokenizer",
     )

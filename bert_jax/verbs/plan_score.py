@@ -67,14 +67,13 @@ def plan_score(
     if max(chosen) > positions:
         raise UserError(
             "score.max_length",
-            f"found {max(chosen)}, allowed: 4 to {positions}, the positions of the model",
+            f"found {max(chosen)}, allowed: 4 to {positions}",
             place="--length" if lengths else "score.max_length",
         )
     if section.result == "head" and model.heads.task is None:
         raise UserError(
             "score.head",
-            f"found {describe(model.heads)}, allowed: a model with a task head; or "
-            "score.result=vector",
+            f"found {describe(model.heads)}, allowed: a task head; or score.result=vector",
             place="model.heads.task" if config.model is not None else "score.model",
         )
     requests = [

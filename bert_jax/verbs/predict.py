@@ -147,11 +147,8 @@ def _check_output(path: Path, *, submission: bool, force: bool) -> None:
         return
     found = "a directory" if path.is_dir() else path.suffix or "no suffix"
     if found not in SUFFIXES:
-        raise UserError(
-            "predict.suffix",
-            f"found {found}, allowed: a file ending in {one_of(SUFFIXES)}, or a directory with "
-            "--submission",
-            place=path,
+        raise UserError.wrong(
+            "predict.suffix", found, f"{one_of(SUFFIXES)}; or --submission", place=path
         )
     if path.exists() and not force:
         raise output_exists(path)
@@ -160,11 +157,7 @@ def _check_output(path: Path, *, submission: bool, force: bool) -> None:
 def _check_probabilities(heads: HeadsSection) -> None:
     of_labels = heads.task == "sequence_classification" and heads.text_head is None
     if not of_labels or heads.problem == "regression":
-        raise UserError(
-            "predict.probabilities",
-            "this task predicts no label of a text. Remove the option, or write a .jsonl file.",
-            place="--probabilities",
-        )
+        raise UserError("predict.probabilities", "no labels here", place="--probabilities")
 
 
 def _write(

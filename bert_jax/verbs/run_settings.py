@@ -75,10 +75,7 @@ def finetune_settings(
     require_inputs(finetuning_inputs(section), config.mesh)
     if config.model is not None and not _is_resolved(run_dir, config.model):
         raise UserError(
-            "finetune.model",
-            "found settings, but finetune.init_from defines the model. Remove this section. To "
-            "change dropout or dtype, set finetune.dropout or finetune.dtype.",
-            place="model",
+            "finetune.model", "defined by finetune.init_from. Remove this section.", place="model"
         )
     # Refuse settings of pretraining, except defaults: a resolved configuration contains them.
     replaced = {
@@ -89,9 +86,7 @@ def finetune_settings(
     for name, allowed in {**replaced, "loader": "none"}.items():
         if getattr(config, name) != RunConfig.model_fields[name].default:
             raise UserError(
-                "finetune.pretraining_section",
-                f"found settings of pretraining, allowed with finetune: {allowed}",
-                place=name,
+                "finetune.pretraining_section", f"allowed with finetune: {allowed}", place=name
             )
     with starting_jax():
         from bert_jax.verbs.import_checkpoint import find_origin
@@ -113,11 +108,8 @@ def _check_workers(loader: LoaderSection) -> None:
     """Raises UserError for more worker processes than this machine can start in a useful time."""
     most = max(_FEW_WORKERS, _WORKERS_PER_CORE * available_cores())
     if loader.workers > most:
-        raise UserError(
-            "loader.workers",
-            f"found {loader.workers}, allowed here: at most {most}, because this process has "
-            f"{available_cores()} cores",
-            place="loader.workers",
+        raise UserError.wrong(
+            "loader.workers", loader.workers, f"at most {most}", place="loader.workers"
         )
 
 

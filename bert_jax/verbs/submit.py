@@ -117,8 +117,7 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
     if config.submit is None:
         raise UserError(
             "setting.needed",
-            "missing, but `bert-jax submit` needs it in the configuration. Or name the machines: "
-            "--on v5litepod-16.",
+            "missing. Set it, or name machines: --on v5litepod-16.",
             place="submit",
         )
     section = config.submit
@@ -200,21 +199,17 @@ def _bucket(section: SubmitSection) -> str:
         if bucket is None:
             raise UserError(
                 "submit.directory_missing",
-                "missing. With --on local give a directory, such as --bucket /tmp/jobs.",
+                "missing, such as /tmp/jobs with local",
                 place="--bucket",
             )
         return absolute(bucket)
     if bucket is None:
         raise UserError(
-            "submit.bucket_missing",
-            "missing. Give a bucket, such as --bucket gs://your-bucket.",
-            place="--bucket",
+            "submit.bucket_missing", "missing, such as gs://your-bucket", place="--bucket"
         )
     if not bucket.startswith("gs://"):
-        raise UserError(
-            "submit.bucket_local",
-            f"found {bucket}, allowed: gs://…, or a directory with --on local",
-            place="--bucket",
+        raise UserError.wrong(
+            "submit.bucket_local", bucket, "gs://…, except with --on local", place="--bucket"
         )
     check_bucket_name(bucket)
     return bucket.rstrip("/")
@@ -227,10 +222,7 @@ def _with_free_name(prepared: PreparedJob) -> PreparedJob:
     while (files := JobFiles(job_directory(job.submit.bucket or "", name))).job.exists():
         if read_state(files).outcome is None:
             raise UserError(
-                "submit.running",
-                f"this job has not ended. Use `bert-jax watch {files.directory}`, `bert-jax stop "
-                f"{files.directory}`, or another --name.",
-                place=files.directory,
+                "submit.running", "not ended. Use bert-jax watch or stop.", place=files.directory
             )
         number += 1
         name = f"{job.name}-{number}"

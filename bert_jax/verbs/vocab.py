@@ -57,14 +57,13 @@ def vocab(
         if not force and (directory / CONFIG_FILE).exists():
             raise UserError(
                 "vocab.exists",
-                f"{section.output} has a tokenizer that datasets and runs may use. Choose another "
-                "directory or add --force.",
+                f"{section.output} has a tokenizer. Choose another directory, or add --force.",
                 place="vocab.output",
             )
         if (directory / PROVENANCE_NAME).exists():
             raise UserError(
                 "vocab.output_has_files",
-                f"found {section.output}, which is a dataset or a run. Choose another directory.",
+                f"{section.output} is a dataset or run",
                 place="vocab.output",
             )
         if not is_remote(directory):
@@ -81,7 +80,6 @@ def _refuse_input(directory: pathlib.Path, section: VocabSection) -> None:
         if glob.has_magic(pattern) and fnmatch.fnmatch(file, os.path.abspath(pattern)):
             raise UserError(
                 "vocab.output_is_input",
-                f"found {section.output}, where {VOCAB_FILE} would match the input {pattern}. "
-                "Choose another directory.",
+                f"found {section.output}, whose {VOCAB_FILE} would match the input {pattern}",
                 place="vocab.output",
             )

@@ -79,10 +79,7 @@ def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
     lock = lock_at(files.lease, say=say)
     if not lock.take():
         raise UserError(
-            "job.watched",
-            f"another process watches this job (host and process {lock.holder or 'unknown'}), "
-            "allowed: one",
-            place=files.directory,
+            "job.watched", f"already watched ({lock.holder or 'unknown'})", place=files.directory
         )
     try:
         yield lock

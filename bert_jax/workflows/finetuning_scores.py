@@ -11,7 +11,7 @@ from etils import epath
 from pyarrow import csv as pa_csv
 from rich.console import Console
 
-from bert_jax.errors import UserError, commas, did_you_mean
+from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.inference.execution import forward_model_of_run
 from bert_jax.narration import doing, narrator_of
@@ -119,11 +119,7 @@ def evaluate_task(
     Raises UserError if the role is unknown, or if a split has no labels.
     """
     if role not in ROLES:
-        raise UserError(
-            "evaluate.task_split",
-            f"found {role}, allowed: {commas(ROLES)}{did_you_mean(role, ROLES)}",
-            place="--split",
-        )
+        raise UserError.unknown("evaluate.task_split", role, ROLES, place="--split")
     loaded, family, predictor = open_predictor(
         run, roles=(role,), checkpoint=checkpoint, batch_size=batch_size, mesh=mesh
     )
@@ -131,9 +127,7 @@ def evaluate_task(
     for name, found in records.items():
         if any(record.get("label") is None for record in found):
             raise UserError(
-                "evaluate.no_labels",
-                f"found {name}, which has no labels. Use dev, or run `bert-jax predict`.",
-                place="--split",
+                "evaluate.no_labels", f"{name} has no labels. Use dev.", place="--split"
             )
     evaluation, baseline = _evaluation(loaded, family, records, role=role)
     if jax.process_index() == 0 and (warning := _warning(run, baseline)):

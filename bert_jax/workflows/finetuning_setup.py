@@ -267,8 +267,7 @@ def claim(prepared: TrainingSetup) -> epath.Path:
     if found != learnt:
         raise UserError(
             "finetune.other_labels",
-            f"found the labels {commas(found)}, but the run in {run.directory} has the labels "
-            f"{commas(learnt)}. Use the same labels, or a new run_dir.",
+            f"found {commas(found)}, but {run.directory} has {commas(learnt)}",
             place="finetune.task",
         )
     return root

@@ -81,8 +81,7 @@ def with_generator(found: Params, abstract: Params, *, place: str) -> Params:
     if differing:
         raise UserError(
             "init_from.shared_embeddings",
-            f"the generator and the model have different tables {commas(sorted(differing))}, but "
-            "objective.embedding_sharing is shared. Use gradient_disentangled.",
+            f"found different {commas(sorted(differing))}, allowed: gradient_disentangled",
             place=place,
         )
     for path in wanted.keys() - generator.keys():

@@ -38,8 +38,7 @@ def find_initial(settings: PretrainSettings, tokenizer: Tokenizer) -> Run | None
         if began is not None and settings.init_from is None:
             raise UserError(
                 "init_from.missing",
-                f"not set, but the run in {own.directory} began with {began} and has no "
-                "checkpoint yet. Repeat the option, or use a new run_dir.",
+                f"not set, but {own.directory} began with {began} and has no checkpoint yet",
                 place=INIT_FROM,
             )
     if settings.origin is None:
@@ -54,9 +53,7 @@ def require_tokenizer(run: Run, tokenizer: Tokenizer, *, found: str, name: str |
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
             "init_from.tokenizer",
-            f"found {found} ({tokenizer.vocab_size:,} pieces), which differs from the tokenizer "
-            f"of {name} ({run.tokenizer.vocab_size:,} pieces). Use {run.directory / TOKENIZER}. "
-            "For more words, run `bert-jax vocab --extend` and start from the run that it writes.",
+            f"found {found}. Use {run.directory / TOKENIZER}, or `bert-jax vocab --extend`.",
             place="tokenizer",
         )
 
@@ -76,9 +73,7 @@ def _require_same_start(settings: PretrainSettings, began: str | None) -> None:
         return
     raise UserError(
         "init_from.other_start",
-        f"found {asked}, but the run in {settings.run_dir} has checkpoints and began "
-        f"{'without this option' if began is None else f'with {began}'}. To resume it, remove "
-        f"{INIT_FROM}. Otherwise use a new run_dir.",
+        f"found {asked}, but {settings.run_dir} began with {began}. Use a new one.",
         place=INIT_FROM,
     )
 

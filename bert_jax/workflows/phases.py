@@ -85,19 +85,15 @@ class ExampleSource:
                 evaluation=evaluation,
             )
         if max_examples > 1:
-            raise UserError(
-                "dataset.stored_masks_packed",
-                f"found max_examples {max_examples}, but examples with stored masks cannot be "
-                "packed. Set packing to null.",
-                place="packing",
+            raise UserError.wrong(
+                "dataset.stored_masks_packed", max_examples, "stored masks", place="packing"
             )
         summary = self.dataset.summary
         slots = max_predictions or summary.slots
         if slots < summary.most_predictions:
             raise UserError(
                 "phase.max_predictions",
-                f"found {slots}, but an example of {self.dataset.directory} has "
-                f"{summary.most_predictions} predictions. Use at least {summary.most_predictions}.",
+                f"found {slots}, allowed: at least {summary.most_predictions}",
                 place="max_predictions",
             )
         return StaticMaskTransform(
@@ -205,25 +201,21 @@ def _check_google_bert(
     if objective.pair != "nsp":
         raise UserError(
             "objective.tfrecords",
-            f"found TFRecords with next-sentence labels ({dataset.directory}), but objective.kind "
-            f"is {objective.kind}. Set objective.kind: bert.",
+            f"found TFRecords of {dataset.directory}, allowed with {objective.kind}: datasets",
             place=key,
         )
     highest, special = dataset.summary.highest_id, tokenizer.special
     if highest >= tokenizer.vocab_size:
         raise UserError(
             "tfrecord.token_id",
-            f"found the token id {highest} in {dataset.directory}, allowed: 0 to "
-            f"{tokenizer.vocab_size - 1}. The run's tokenizer has another vocabulary.",
+            f"found {highest} in {dataset.directory}, allowed: 0 to {tokenizer.vocab_size - 1}",
             place=key,
         )
     ends = dataset[0].original()[[0, -1]].tolist()
     if ends != [special.cls, special.sep]:
         raise UserError(
             "tfrecord.special_ids",
-            f"found an example in {dataset.directory} that begins and ends with the ids "
-            f"{all_of(ends)}, allowed: {all_of([special.cls, special.sep])} for [CLS] and [SEP]. "
-            "The run's tokenizer has another vocabulary.",
+            f"found {all_of(ends)} in {dataset.directory}, allowed: {special.cls}, {special.sep}",
             place=key,
         )
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
-from bert_jax.errors import UserError, all_of, did_you_mean, one_of
+from bert_jax.errors import UserError, all_of
 from bert_jax.files.atomic import refusal_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
@@ -180,16 +180,13 @@ def _heads(settings: PretrainSettings) -> HeadsSection:
         if objective.heads.of_pretraining != heads.of_pretraining:
             raise UserError(
                 "objective.phases",
-                f"found {objective.kind}, which trains {describe(objective.heads)}, but the last "
-                f"phase's objective {last.kind} trains {describe(heads)}. All phases must train "
-                "the same heads.",
+                f"found {describe(objective.heads)}, but the last phase trains {describe(heads)}",
                 place=f"{settings.objective_key(phase)}.kind",
             )
     if settings.model.heads not in (HeadsSection(), heads):
         raise UserError(
             "model.heads_of_objective",
-            f"found {describe(settings.model.heads)}, but objective.kind {last.kind} trains "
-            f"{describe(heads)}. Remove this section.",
+            f"found {describe(settings.model.heads)}, {last.kind} trains {describe(heads)}",
             place="model.heads",
         )
     return heads
@@ -288,8 +285,7 @@ def _check_rules(
         if found.evaluator is None:
             raise UserError(
                 "evaluation.rule_no_split",
-                f"{found.dataset} has no validation split, so no score can be compared. Remove "
-                "this setting.",
+                f"{found.dataset} has no validation split. Remove this setting.",
                 place=f"train.evaluation.{next(iter(rules))}",
             )
         own = found.evaluator.score_names(frozen)
@@ -302,16 +298,13 @@ def _check_rules(
         allowed = [name for name, kinds in names.items() if key != "at_most" or len(kinds) == 1]
         for name in wanted:
             if name not in allowed:
-                raise UserError(
-                    "evaluation.unknown_score",
-                    f'found "{name}", allowed: {one_of(allowed)}{did_you_mean(name, allowed)}',
-                    place=f"train.evaluation.{key}",
+                raise UserError.unknown(
+                    "evaluation.unknown_score", name, allowed, place=f"train.evaluation.{key}"
                 )
         if key == "best_by" and not any(set(wanted) <= set(own) for own in together):
             raise UserError(
                 "evaluation.scores_apart",
-                f"found {all_of(wanted)}, allowed: losses of one phase, because no evaluation has "
-                "all of these",
+                f"found {all_of(wanted)}, allowed: losses of one phase",
                 place=f"train.evaluation.{key}",
             )
 
@@ -344,9 +337,7 @@ def _origin(
     if same_direction != wanted:  # an imported model
         raise UserError(
             "run.other_heads",
-            f"found {root}, whose model has {describe(run.heads)}, but objective.kind "
-            f"{settings.objective_of(-1).kind} trains {describe(wanted)}. Use a new directory "
-            f"with --init-from {root}.",
+            f"{root} has {describe(run.heads)}, not {describe(wanted)}. Use --init-from.",
             place="run_dir",
         )
     merged = {name: {**saved.get(name, {}), **paths} for name, paths in data._asdict().items()}

@@ -61,9 +61,7 @@ def evaluate_objective(
     if not paths:
         why = "was imported" if phase is None else "mixes datasets"
         raise UserError(
-            "evaluate.no_dataset",
-            f"missing, but {run.directory} {why} and has no held-out dataset of its own",
-            place="--dataset",
+            "evaluate.no_dataset", f"missing, but {run.directory} {why}", place="--dataset"
         )
     loaded = load_params(run, checkpoint=checkpoint, ema=ema, mesh=open_mesh(mesh), define=define)
     run = run.of_phase(loaded.architecture, causal=loaded.heads.causal)
@@ -127,8 +125,7 @@ def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:
     if longest > positions:
         raise UserError(
             "evaluate.example_too_long",
-            f"its longest example has {longest} tokens, but the model of {run.directory} has "
-            f"{positions} positions. Use a dataset with shorter examples.",
+            f"found {longest} tokens, {run.directory} has {positions} positions",
             place="--dataset",
         )
     return bucket_of(longest, buckets_up_to(positions))

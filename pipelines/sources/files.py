@@ -191,7 +191,7 @@ def read_lines(
                     raise _too_long(path, offset, max_line_length, setting) from error
                 raise UserError(
                     "text.not_utf8",
-                    f"found 0x{raw[error.start]:02x} at {offset + error.start}, allowed: UTF-8",
+                    f"found 0x{raw[error.start]:02x} at byte {offset + error.start}, not UTF-8",
                     place=path,
                 ) from error
             if len(text) >= max_line_length:

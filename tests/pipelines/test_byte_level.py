@@ -119,7 +119,7 @@ def test_pairs_have_as_many_separators_as_the_tokenizer_says(tmp_path: Path) -> 
         assert at < len(ids) - 1
         lengths.append(len(ids))
     assert max(lengths) == LENGTH
-    with refuses("pairing.max_seq_length", found=5, allowed=6, special=4):
+    with refuses("pairing.max_seq_length", found=5, allowed=6):
         make(tmp_path, tmp_path / "tokenizer", length=5)
     # A separator between two documents of one span stays single.
     single = make(tmp_path, tmp_path / "tokenizer", length=300, kind="full_sentences")

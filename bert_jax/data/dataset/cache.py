@@ -104,15 +104,12 @@ class DatasetCache:
                 _hold(target)
         except FileNotFoundError as error:  # an object was deleted meanwhile
             raise UserError(
-                "file.changed_in_copy",
-                "changed while it was copied. Run the command again.",
-                place=source,
+                "file.changed_in_copy", "changed during the copy. Run it again.", place=source
             ) from error
         except OSError as error:
             raise UserError(
                 "cache.directory",
-                f"cannot write {self._root} ({error.strerror or error}). Use a directory on a "
-                "local disk.",
+                f"cannot write {self._root} ({error.strerror or error}). Use a local disk.",
                 place="loader.cache.directory",
             ) from error
         return target
@@ -144,14 +141,13 @@ class DatasetCache:
         if free < needed:
             raise UserError(
                 "cache.disk_full",
-                f"{self._root} has {free / 1e9:.3g} GB free, but {source} needs "
-                f"{needed / 1e9:.3g} GB. Use a directory with more free space.",
+                f"{self._root} has {free / 1e9:.3g} GB, but {source} needs {needed / 1e9:.3g}",
                 place="loader.cache.directory",
             )
-        raise UserError(
+        raise UserError.wrong(
             "cache.limit",
-            f"found {self._limit / 1e9:g}, but {source} needs {needed / 1e9:.3g} GB and datasets "
-            f"in use occupy {used / 1e9:.3g} GB. Set a higher limit.",
+            f"{self._limit / 1e9:g}",
+            f"{(needed + used) / 1e9:.3g}, for {source} and datasets in use",
             place="loader.cache.max_gb",
         )
 

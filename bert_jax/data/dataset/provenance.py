@@ -73,15 +73,13 @@ class PairingSection(Section):
         if not self.has_pairs and self.short_seq_prob:
             raise SettingError(
                 "pairing.short_seq_prob",
-                f"found {self.short_seq_prob:g}, allowed: 0 with kind {self.kind}, whose examples "
-                "are as long as possible",
+                f"found {self.short_seq_prob:g}, allowed: 0 with kind {self.kind}",
                 place="short_seq_prob",
             )
         if self.kind == "doc_sentences" and self.dupe_factor > 1:
             raise SettingError(
                 "pairing.dupe_factor",
-                f"found {self.dupe_factor}, allowed: 1 with kind doc_sentences, because every "
-                "pass would make the same examples",
+                f"found {self.dupe_factor}, allowed: 1 with doc_sentences",
                 place="dupe_factor",
             )
         return self
@@ -145,10 +143,8 @@ class SplitRecord(Section):
     @pydantic.model_validator(mode="after")
     def _adds_up(self) -> Self:
         if (found := sum(shard.examples for shard in self.shards)) != self.examples:
-            raise SettingError(
-                "dataset.example_count",
-                f"found {self.examples}, but the shards have {found}",
-                place="examples",
+            raise SettingError.wrong(
+                "dataset.example_count", self.examples, f"{found}, of shards", place="examples"
             )
         return self
 
@@ -219,8 +215,7 @@ class Provenance(Recipe):
             made_with, given = differing(self.tokenizer_hash, given)
             raise UserError(
                 "dataset.other_tokenizer",
-                f"made with another tokenizer ({made_with}) than the given one ({given}). Use "
-                "that tokenizer, or make the dataset again.",
+                f"made with tokenizer {made_with}, not {given}",
                 place=place,
             )
 
@@ -250,16 +245,11 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
     path = root / PROVENANCE_NAME
     if not root.exists():
         raise UserError(
-            "dataset.missing",
-            f"no such directory{within(root)}. Make the dataset with `bert-jax examples`.",
-            place=root,
+            "dataset.missing", f"no dataset{within(root)}. Run `bert-jax examples`.", place=root
         )
     if not path.exists():
         raise UserError(
-            "dataset.incomplete",
-            "found no provenance.json, so this is no dataset, or an unfinished one. Run `bert-jax "
-            "examples`.",
-            place=root,
+            "dataset.incomplete", "found no provenance.json. Run `bert-jax examples`.", place=root
         )
     with _copy_again():
         content = read_json_object(path)
@@ -268,15 +258,11 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
         if (root / "config.yaml").exists():
             raise UserError.wrong("dataset.is_run", "a run directory", "a dataset", place=root)
         raise UserError(
-            "dataset.no_format",
-            "found no format_version. Copy this file again, or make the dataset again.",
-            place=path,
+            "dataset.no_format", "found no format_version. Is this file damaged?", place=path
         )
     if version > FORMAT_VERSION:
-        raise UserError(
-            "dataset.newer_format",
-            f"found format_version {version}, allowed: up to {FORMAT_VERSION}. Upgrade bert-jax.",
-            place=path,
+        raise UserError.wrong(
+            "dataset.newer_format", version, f"up to {FORMAT_VERSION}. Upgrade.", place=path
         )
     refuse_changed(content, where=str(path))
     with _copy_again():

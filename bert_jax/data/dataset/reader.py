@@ -118,8 +118,7 @@ class Dataset:
                 if len(example.input_ids) != expected[place]:
                     raise UserError(
                         "dataset.example_length",
-                        f"found an example of {len(example.input_ids)} tokens, but the lengths "
-                        f"index has {expected[place]}. Make the dataset again.",
+                        f"found {len(example.input_ids)} tokens, allowed: {expected[place]}",
                         place=self._shard_path(shard),
                     )
         return examples
@@ -145,7 +144,7 @@ class Dataset:
         except (RuntimeError, ValueError, IndexError) as error:
             raise UserError(
                 "dataset.shard_damaged",
-                f"damaged ({first_line(error)}). Copy this file again, or make the dataset again.",
+                f"damaged ({first_line(error)}). Copy it again.",
                 place=self._shard_path(shard),
             ) from error
 
@@ -176,7 +175,6 @@ def _check_hash(path: epath.Path, expected: str) -> None:
     if (found := sha256_of(path)) != expected:
         raise UserError(
             "dataset.file_hash",
-            f"damaged: SHA-256 is {found}, expected {expected}. Copy this file again, or make the "
-            "dataset again.",
+            f"damaged: SHA-256 is {found}, not {expected}. Copy it again.",
             place=path,
         )

@@ -112,11 +112,7 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
     for names in (PER_TOKEN, PER_PREDICTION):
         sizes = {name: values[name].shape[1] for name in names}
         if len(set(sizes.values())) > 1:
-            raise UserError(
-                "tfrecord.sizes",
-                f"found {commas([f'{size} {name}' for name, size in sizes.items()])}, allowed: "
-                "equal sizes",
-            )
+            raise UserError("tfrecord.sizes", f"found different sizes: {commas(sizes.items())}")
     labels = values[LABEL]
     if labels.shape[1] != 1 or labels.min() < 0 or labels.max() > 1:
         raise UserError.wrong("tfrecord.label", f"{LABEL} {labels[0].tolist()}", "one, 0 or 1")
@@ -183,10 +179,8 @@ def _packed(record: bytes) -> dict[str, bytes]:
     packed = {}
     for name, kind in _KINDS.items():
         if name not in feature:
-            raise UserError(
-                "tfrecord.feature_missing",
-                f"feature {name} is missing; found: {commas(sorted(feature))}, allowed: "
-                f"{commas(FEATURES)}",
+            raise UserError.wrong(
+                "tfrecord.feature_missing", commas(sorted(feature)), f"with {name}"
             )
         entry = feature[name]
         if not entry.HasField(kind):

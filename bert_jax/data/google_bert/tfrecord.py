@@ -101,9 +101,7 @@ class RecordFile:
         if masked_crc(header[:8]) != checksum:
             if offset == 0 and header.startswith(_GZIP):
                 raise UserError(
-                    "tfrecord.gzip",
-                    "found a gzip file, allowed: TFRecords without compression",
-                    place=self._path,
+                    "tfrecord.gzip", "found gzip, allowed: plain TFRecords", place=self._path
                 )
             # Check before using the length: a file of another format has an arbitrary length here.
             raise self._damaged(number, "length")

@@ -92,18 +92,14 @@ class PositionedBatches:
         for name, (then, now) in position.differences(self._fingerprint).items():
             raise UserError(
                 "resume.data_changed",
-                f"found {_shown(now)}, but the checkpoint's data position was made with "
-                f"{_shown(then)}. Use {_shown(then)}, start a new run from the checkpoint's "
-                "parameters, or pass --allow-data-change.",
+                f"found {_shown(now)}, the checkpoint has {_shown(then)}. See --allow-data-change.",
                 place=name,
             )
         step, rest = self.sizes.batches(position.example_index)
         if rest:
             raise UserError(
                 "resume.batch_size",
-                f"found {self.batch_size}, but the checkpoint was saved after "
-                f"{position.example_index} rows. Use a batch size that divides "
-                f"{position.example_index}.",
+                f"found {self.batch_size}, allowed: divisors of {position.example_index} rows",
                 place="batch_size",
             )
         return step

@@ -212,8 +212,7 @@ class Segmenter:
         if not all(isinstance(word, str) for word in words) or "".join(words) != text:
             raise UserError(
                 "masking.segmenter",
-                f'{self.hook} returned {commas(words[:5])} for "{text[:20]}", allowed: words that '
-                "concatenate to the text",
+                f'{self.hook} returned {commas(words[:5])} for "{text[:20]}", another text',
                 place=_KEY,
             )
         return {0, *itertools.accumulate(map(len, words))}

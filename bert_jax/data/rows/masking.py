@@ -71,8 +71,7 @@ class MaskingSection(Section):
         if self.replace_with_mask + self.replace_with_random > 1.0 + 1e-9:
             raise SettingError(
                 "masking.shares",
-                f"found {self.replace_with_random:g}, but replace_with_mask is "
-                f"{self.replace_with_mask:g}; allowed: a sum of at most 1",
+                f"found {self.replace_with_random:g} + {self.replace_with_mask:g}, allowed: 1",
                 place="replace_with_random",
             )
         return self
@@ -82,10 +81,8 @@ class MaskingSection(Section):
         for name, units in _UNITS_OF_SETTINGS.items():
             found = getattr(self, name)
             if found is not None and self.unit not in units:
-                raise SettingError(
-                    "masking.unit",
-                    f"found {found}, allowed: only with unit {one_of(units)}, not with {self.unit}",
-                    place=name,
+                raise SettingError.wrong(
+                    "masking.unit", found, f"with unit {one_of(units)}", place=name
                 )
         return self
 
@@ -241,9 +238,6 @@ class TokenMasker:
 def check_vocabulary(highest: int, *, vocab_size: int) -> None:
     """Raises UserError if a dataset's highest token id is not in the vocabulary."""
     if highest >= vocab_size:
-        raise UserError(
-            "dataset.token_id",
-            f"found token id {highest}, allowed: 0 to {vocab_size - 1}. The dataset was made with "
-            "another vocabulary than the run's.",
-            place="dataset",
+        raise UserError.wrong(
+            "dataset.token_id", highest, f"ids from 0 to {vocab_size - 1}", place="dataset"
         )

@@ -41,11 +41,7 @@ class AlbertConfig(AlbertArchitecture, HfConfig):
     @classmethod
     def _one_layer(cls, found: int) -> int:
         if found != 1:
-            raise SettingError(
-                "albert.inner_groups",
-                f"found {found}, allowed: 1, because here the group of a layer has one set of "
-                "parameters",
-            )
+            raise SettingError.wrong("albert.inner_groups", found, "1, one set of parameters")
         return found
 
     @classmethod

@@ -63,8 +63,7 @@ class AlbertArchitecture(FactorisedArchitecture):
         if self.num_hidden_groups > self.num_hidden_layers:
             raise SettingError(
                 "albert.groups",
-                f"found {self.num_hidden_groups}, allowed: at most num_hidden_layers = "
-                f"{self.num_hidden_layers}",
+                f"found {self.num_hidden_groups}, allowed: up to {self.num_hidden_layers} layers",
                 place="num_hidden_groups",
             )
         return self

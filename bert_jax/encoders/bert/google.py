@@ -82,9 +82,7 @@ def read_config(config: epath.Path, *, pieces: int) -> EncoderArchitecture:
     if not config.exists():
         raise UserError(
             "import.no_google_config",
-            "no such file, expected: the configuration of a google-research/bert checkpoint in "
-            "its directory. Other encoders have no TensorFlow format here: import Hugging Face's "
-            "files",
+            "found no configuration. Other encoders: import Hugging Face's files",
             place=config,
         )
     rows = read_json_object(config).get("vocab_size")

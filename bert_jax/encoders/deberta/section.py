@@ -88,10 +88,9 @@ class DebertaArchitecture(FactorisedArchitecture):
         half, longest = self.position_buckets // 2, self.longest_distance
         far = self.max_position_embeddings > half + 1  # distances without a row of their own
         if self.position_buckets in (1, 2, 3) or (half and far and longest <= half + 1):
-            raise SettingError.wrong(
+            raise SettingError(
                 "deberta.buckets",
-                self.position_buckets,
-                f"0, or 4 to {max(4, 2 * longest - 3)} with {longest} max_relative_positions",
+                f"found {self.position_buckets}, allowed: 0, or 4 to {max(4, 2 * longest - 3)}",
                 place="position_buckets",
             )
         return self

@@ -33,10 +33,9 @@ class EuroBertArchitecture(PreNormArchitecture):
     @pydantic.model_validator(mode="after")
     def _whole_groups(self) -> Self:
         if self.num_attention_heads % self.key_heads:
-            raise SettingError.wrong(
+            raise SettingError(
                 "eurobert.key_heads",
-                self.key_heads,
-                f"a divisor of the {self.num_attention_heads} attention heads",
+                f"found {self.key_heads}, allowed: a divisor of {self.num_attention_heads}",
                 place="num_key_value_heads",
             )
         return self

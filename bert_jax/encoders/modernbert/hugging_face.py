@@ -88,8 +88,7 @@ class ModernBertConfig(ModernBertArchitecture, HfConfig):
         if self.layer_types is not None and self._every() is None:
             raise SettingError(
                 "modernbert.layer_types",
-                f"found {commas(self.layer_types)}, allowed: {self.num_hidden_layers} layers, and "
-                "every n-th from the first one has full_attention",
+                f"found {commas(self.layer_types)}, allowed: every n-th full_attention",
                 place="layer_types",
             )
         return self

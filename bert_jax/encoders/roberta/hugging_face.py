@@ -45,8 +45,7 @@ class RobertaConfig(RobertaArchitecture, HfConfig):
         if self.max_position_embeddings <= self.first_position:
             raise SettingError(
                 "roberta.positions",
-                f"found {self.max_position_embeddings}, allowed: more than pad_token_id + 1 = "
-                f"{self.first_position}",
+                f"found {self.max_position_embeddings}, allowed: more than {self.first_position}",
                 place="max_position_embeddings",
             )
         return self

@@ -78,7 +78,6 @@ def check_padding(position: int | None, padding_id: int) -> None:
     if position not in (None, padding_id):
         raise UserError(
             "roberta.padding_position",
-            f"found {position}, but the tokenizer's padding has the id {padding_id}, and Hugging "
-            f"Face's models use one number for both. Use {padding_id}.",
+            f"found {position}, allowed: {padding_id}, the id of the tokenizer's padding",
             place="model.architecture.padding_position",
         )
