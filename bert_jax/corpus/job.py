@@ -315,8 +315,7 @@ def _check_outputs(parts: Sequence[InputPart], *, output: str) -> None:
 def _other_input(record: PartRecord, output: epath.Path) -> UserError:
     return UserError(
         "score.other_input",
-        f"found results of {record.input['path']} in {record.output}, which is not in score.input. "
-        "Choose another output, or delete this one.",
+        f"found results of {record.input['path']} in {record.output}. Choose another output.",
         place=str(output),
     )
 

@@ -143,8 +143,7 @@ def _converse(
         done.put(
             RunStopped(
                 "score.worker_killed",
-                "the system killed a worker process, probably because memory ran out. Run the "
-                "same command again with fewer score.workers to finish the other parts.",
+                "the system killed a worker process. Use fewer score.workers.",
             )
         )
     except BaseException as error:

@@ -219,8 +219,7 @@ def _csv_rows(path: Path, delimiter: str, errors: RowErrors) -> Iterator[tuple[i
             if len(row) > 1 or "end of data" in str(error):
                 problem = RowError(
                     "table.open_quote",
-                    f"the quote that opens a field is not closed by line {number}. Put quotes "
-                    'around the whole field, and write "" for a quote inside it.',
+                    f'not closed by line {number}. Write "" for a quote.',
                     place=place,
                 )
             else:

@@ -146,6 +146,29 @@ class ClassHeads(NamedTuple):
         )
 
 
+TASK_CLASSES: Final[Mapping[str, ClassHeads]] = {
+    "ForSequenceClassification": ClassHeads(task="sequence_classification"),
+    "ForMultipleChoice": ClassHeads(task="multiple_choice"),
+    "ForTokenClassification": ClassHeads(task="token_classification"),
+    "ForQuestionAnswering": ClassHeads(task="question_answering"),
+    BARE: ClassHeads(),
+}
+"""Classes of most encoders, by the end of their names."""
+POOLED_CLASSES: Final = {
+    **TASK_CLASSES,
+    "ForSequenceClassification": ClassHeads(pooler=True, task="sequence_classification"),
+    "ForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),
+}
+"""The same classes with BERT's pooler, which is optional in the bare one."""
+TASK_NAMES: Final[Mapping[TaskName, tuple[NameRule, ...]]] = {
+    "sequence_classification": dense("task", "classifier"),
+    "multiple_choice": dense("task", "classifier"),
+    "token_classification": dense("task", "classifier"),
+    "question_answering": dense("task", "qa_outputs"),
+}
+"""Rules of the task heads of most encoders."""
+
+
 class HfConfig(Section):
     """The keys that we read from a config.json. The defaults equal Hugging Face's.
 

@@ -114,8 +114,7 @@ class GkeJobSets:
     def _no_jobset(self) -> UserError:
         return UserError(
             "gke.no_jobset",
-            f"The cluster has no JobSet, or no namespace {self._namespace}. Install JobSet: "
-            f"{_INSTALL}",
+            f"no JobSet, or no namespace {self._namespace}. Install JobSet: {_INSTALL}",
             place=self._cluster or "kubectl's current context",
         )
 

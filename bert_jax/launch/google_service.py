@@ -108,8 +108,7 @@ class GoogleService:
         if error.reason in _DISABLED or "has not been used in project" in reason:
             return UserError(
                 "gcp.api_disabled",
-                f"{self._address} is disabled. Run gcloud services enable {self._address} "
-                f"--project {self._project}.",
+                f"{self._address} is disabled in {self._project}. Run gcloud services enable.",
                 place=where,
             )
         if error.reason == "BILLING_DISABLED":

@@ -33,10 +33,8 @@ def check_machines(job: Job) -> Iterator[PreflightFinding]:
     """Yields a finding for each setting that the job's launcher refuses or that may lack a role."""
     submit = job.submit
     if submit.queue is not None and submit.launcher != "gke":
-        error = UserError(
-            "submit.queue",
-            f'found "{submit.queue}", allowed: only with submit.launcher: gke',
-            place="submit.queue",
+        error = UserError.wrong(
+            "submit.queue", submit.queue, "null, except with launcher: gke", place="submit.queue"
         )
         yield wrong(error)
     if submit.on == ("local",):
@@ -44,8 +42,7 @@ def check_machines(job: Job) -> Iterator[PreflightFinding]:
     if submit.reservation is not None and submit.provisioning != "reservation":
         error = UserError(
             "submit.reservation_unused",
-            f'found "{submit.reservation}" with submit.provisioning: {submit.provisioning}, which '
-            "does not use it. Set submit.provisioning: reservation, or remove the name.",
+            f"found {submit.reservation} with submit.provisioning: {submit.provisioning}",
             place="submit.reservation",
         )
         yield wrong(error)
@@ -61,9 +58,7 @@ def _check_queued(job: Job) -> Iterator[PreflightFinding]:
     if not submit.external_address and not submit.cloud_nat:
         error = UserError(
             "submit.cloud_nat",
-            f"found {submit.cloud_nat} with submit.external_address: false. Such hosts reach the "
-            "package index only through Cloud NAT. Create it (tpu_setup/README.md), then set "
-            "true.",
+            f"found {submit.cloud_nat} without external addresses. Create it, then set true.",
             place="submit.cloud_nat",
         )
         yield wrong(error)
@@ -99,8 +94,7 @@ def _check_gke(job: Job) -> Iterator[PreflightFinding]:
             continue
         error = UserError(
             "submit.slices_of_one_host",
-            f"found {slices} slices of {1} host ({placement.on}). On GKE, several slices need at "
-            "least 2 hosts each. Use a larger slice, or submit.slices: 1.",
+            f"found {slices} of 1 host ({placement.on}), allowed: 2 hosts each on GKE",
             place="submit.slices",
         )
         yield wrong(error, placement)
@@ -140,7 +134,7 @@ def check_disk(job: Job, datasets: int) -> Iterator[PreflightFinding]:
     if submit.launcher == "gke" and size is not None and size < needed:
         error = UserError(
             "submit.data_disk_gb",
-            f"found {size}, but the datasets have {datasets / 1e9:.4g} GB. Use at least {needed}.",
+            f"found {size}, allowed: at least {needed}",
             place="submit.data_disk_gb",
         )
         yield wrong(error)

@@ -17,7 +17,7 @@ from etils import epath
 from bert_jax.data.dataset.cache import check_files
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.google_bert.reader import is_google_bert
-from bert_jax.errors import RunStopped, UserError, commas, did_you_mean
+from bert_jax.errors import RunStopped, UserError, commas
 from bert_jax.files.lock import CloudObject
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, JobPlacement
@@ -84,19 +84,14 @@ def check_zones(job: Job) -> Iterator[PreflightFinding]:
             continue
         if _ZONE.fullmatch(zone) is None:
             near = [name for name in known if name.startswith(f"{zone}-")]
-            error = UserError(
-                "submit.zone_unknown",
-                f'found "{zone}", allowed zones with {accelerator.name}: '
-                f"{commas(near or known)}{did_you_mean(zone, known)}",
-                place="submit.zone",
+            error = UserError.unknown(
+                "submit.zone_unknown", zone, near or known, place="submit.zone"
             )
             yield wrong(error)
             continue
         error = UserError(
             "submit.zone_unlisted",
-            f'found "{zone}", where Google\'s table of {TABLE_DATE} has no {accelerator.name}; '
-            f"allowed: {commas(known)}, or any zone with "
-            f"submit.unlisted_zones=true{did_you_mean(zone, known)}",
+            f"found {zone}, allowed: {commas(known)}, or any with submit.unlisted_zones=true",
             place="submit.zone",
         )
         if job.submit.unlisted_zones:
@@ -148,16 +143,15 @@ def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
             continue
         # On another platform, hosts would train on CPUs while their TPUs cost money.
         if mesh.platform not in ("auto", "tpu"):
-            error = UserError(
-                "submit.platform",
-                f'found "{mesh.platform}", allowed on {placement.on}: {commas(["auto", "tpu"])}',
-                place="mesh.platform",
+            error = UserError.wrong(
+                "submit.platform", mesh.platform, "auto, tpu", place="mesh.platform"
             )
             yield wrong(error, placement)
         elif mesh.simulated_devices is not None:
-            error = UserError(
+            error = UserError.wrong(
                 "submit.simulated_devices",
-                f"found {mesh.simulated_devices}, allowed on {placement.on}: null",
+                mesh.simulated_devices,
+                "null",
                 place="mesh.simulated_devices",
             )
             yield wrong(error, placement)

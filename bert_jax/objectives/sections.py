@@ -204,10 +204,11 @@ class GeneratorSection(Section):
             for name, each in ratios.items()
         }
         if (width := sizes["hidden_size"]) < LEAST_WIDTH:
-            setting = "size" if self.hidden_size is None else "hidden_size"
-            place = f"objective.generator.{setting}"
-            allowed = f"a hidden size of {LEAST_WIDTH} or more"
-            raise UserError.wrong("electra.generator_width", width, allowed, place=place)
+            found, allowed, place = width, LEAST_WIDTH, "objective.generator.hidden_size"
+            if self.hidden_size is None:
+                found, place = f"{ratio} (width {width})", "objective.generator.size"
+                allowed = math.ceil(1000 * LEAST_WIDTH / model.hidden_size) / 1000
+            raise UserError.wrong("electra.generator_width", found, allowed, place=place)
         common = None if chosen.kind == model.kind else {"vocab_size", "max_position_embeddings"}
         values = model.model_dump(mode="json", include=common) | sizes
         if (setting := chosen.embedding_width_setting) is not None:

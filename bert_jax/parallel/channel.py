@@ -209,9 +209,7 @@ class Channel:
         if gone:
             error = PeerLost(
                 "processes.peer_gone",
-                f"no heartbeat from {commas([str(self.members[index]) for index in gone])} for "
-                f"{self._silence:g} s. Run the same command on all hosts to resume from the last "
-                "checkpoint.",
+                f"no heartbeat for {self._silence:g} s: {commas(self.members[at] for at in gone)}",
             )
             end_now(PEER_LOST, error.line())
 

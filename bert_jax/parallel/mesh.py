@@ -76,7 +76,10 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
         hush()
     if section.platform not in ("auto", found):
         raise UserError.wrong(
-            "mesh.platform", section.platform, f"auto, {found}", place="mesh.platform"
+            "mesh.platform",
+            f'"{section.platform}"',
+            f"auto or {found} ({len(jax.devices())} devices)",
+            place="mesh.platform",
         )
     if found == "cpu" and jax.process_count() > 1:
         _connect_cpus()

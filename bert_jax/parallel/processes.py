@@ -131,8 +131,7 @@ def _join_jax(meeting: Meeting, *, silence_seconds: float) -> None:
 def _not_joined(meeting: Meeting, reason: str) -> PeerLost:
     return PeerLost(
         "processes.not_joined",
-        f"all {meeting.count} processes reported to {meeting.address}, but could not join "
-        f"({reason})",
+        f"{meeting.count} processes at {meeting.address} could not join ({reason})",
         place="mesh.distributed",
     )
 

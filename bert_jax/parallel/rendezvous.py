@@ -137,8 +137,7 @@ class _Host(socketserver.TCPServer):
             self._refuse(
                 UserError(
                     "processes.counts_differ",
-                    f"found {count} in {member} and {self._meeting.count} in {me}, allowed: the "
-                    "same number in all processes",
+                    f"found {count} in {member} and {self._meeting.count} in {me}",
                     place="mesh.distributed.process_count",
                 )
             )
@@ -146,7 +145,7 @@ class _Host(socketserver.TCPServer):
             self._refuse(
                 UserError(
                     "processes.index_twice",
-                    f"found {index} in {other} and in {member}, allowed: each index once",
+                    f"found {index} in {other} and in {member}",
                     place="mesh.distributed.process_index",
                 )
             )
@@ -225,7 +224,7 @@ def _report(meeting: Meeting, me: Member) -> Members:
         time.sleep(max(_RETRY_SECONDS, meeting.count / _REPORTS_A_SECOND))
     raise PeerLost(
         "processes.first_missing",
-        f"process 0 of {meeting.count} at {meeting.address} did not answer ({why}). This is {me}.",
+        f"no process 0 at {meeting.address} within {meeting.seconds:.3g} s ({why}). This is {me}.",
         place="mesh.distributed",
     )
 

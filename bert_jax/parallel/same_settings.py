@@ -102,7 +102,6 @@ def difference_error(
     first, (key, found, expected) = next(iter(differing.items()))
     return UserError(
         "processes.settings_differ",
-        f"found {found} in {members[first]} and {expected} in {members[0]}, allowed: the same in "
-        f"all processes ({len(differing)} of {len(members)} differ)",
+        f"found {found} in {members[first]} and {expected} in {members[0]}",
         place=key,
     )

@@ -93,9 +93,7 @@ class MeshSection(Section):
 def no_device(platform: Platform, reason: str) -> UserError:
     """Returns the error for a platform without usable devices."""
     return UserError(
-        "mesh.no_device",
-        f'found no usable device for "{platform}" ({reason})',
-        place="mesh.platform",
+        "mesh.no_device", f'no usable device for "{platform}" ({reason})', place="mesh.platform"
     )
 
 

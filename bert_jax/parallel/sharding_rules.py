@@ -72,7 +72,7 @@ def parameter_sharding(
         if size % parts:
             raise UserError(
                 "mesh.parameter",
-                f'found "{axis}" {size} of {name}, allowed: a multiple of {parts}',
+                f'{"×".join(RULES[axis])} = {parts} does not divide "{axis}" = {size} of {name}',
                 place="mesh",
             )
     return NamedSharding(mesh, spec)

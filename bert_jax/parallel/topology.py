@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from bert_jax.errors import UserError, commas
+from bert_jax.errors import UserError, commas, did_you_mean, one_of
 from bert_jax.parallel.accelerators import ACCELERATORS, Accelerator
 
 _NAMES: Final[dict[str, Accelerator]] = {
@@ -87,8 +87,12 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
         )
     accelerator, size = _NAMES.get(match["name"]), match["size"]
     if accelerator is None:
-        raise UserError.unknown(
-            "topology.generation", match["name"], [*ACCELERATORS, *others], place=key
+        near = did_you_mean(match["name"], _NAMES)
+        raise UserError.wrong(
+            "topology.generation",
+            f'"{text}"',
+            f"{one_of([*ACCELERATORS, *others])}{near}",
+            place=key,
         )
     shape = _shape(accelerator, size)
     if shape is None:

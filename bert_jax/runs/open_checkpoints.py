@@ -120,10 +120,7 @@ def load_params(
 def no_ema(run: Run) -> UserError:
     """Returns the error if a run's checkpoint has no moving average of the parameters."""
     return UserError(
-        "checkpoint.no_ema",
-        f"found a checkpoint of {run.directory} without a moving average of the parameters. "
-        "Pretrain with train.ema, or omit this option.",
-        place="--ema",
+        "checkpoint.no_ema", f"{run.directory} was not trained with train.ema", place="--ema"
     )
 
 

@@ -226,8 +226,7 @@ def _same_model(run: Run, architecture: EncoderArchitecture, tokenizer: Tokenize
 def _other_model(run: Run, key: str, found: object, expected: object) -> UserError:
     return UserError(
         "run.other_model",
-        f"found {found}, but the run in {run.directory} has {expected}. Use {expected}, or a new "
-        "run_dir.",
+        f"found {found}, but the run in {run.directory} has {expected}",
         place=key,
     )
 

@@ -117,9 +117,7 @@ def _differs(
     texts = "" if example is None else f", with other ids for {example}"
     return UserError(
         "tokenizer.class_differs",
-        f"found {found}, but {name} with the settings beside it replaces it by {expected}{texts}. "
-        "If the model was trained with this file, set tokenizer_class to PreTrainedTokenizerFast "
-        "in tokenizer_config.json.",
+        f"found {found}, but {name} would use {expected}{texts}",
         place=place,
     )
 

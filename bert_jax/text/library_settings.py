@@ -151,8 +151,7 @@ def check_flags(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
 def _own_code(root: epath.Path, name: str, found: Any) -> UserError:
     return UserError(
         "tokenizer.class",
-        f"found {shown(found)}, a class with code of its own. Only a tokenizer.json can replace "
-        "it: add the model's tokenizer.json and set tokenizer_class to PreTrainedTokenizerFast.",
+        f"{shown(found)} has code of its own. Use PreTrainedTokenizerFast.",
         place=f"{root}: {name}",
     )
 

@@ -212,9 +212,7 @@ def _no_settings(root: epath.Path) -> UserError:
     if (root / VOCAB_FILE).exists():
         return UserError(
             "tokenizer.casing_unknown",
-            "found vocab.txt without tokenizer_config.json, so its casing is unknown. Add "
-            'tokenizer_config.json with {"do_lower_case": true} for an uncased vocabulary, or '
-            "with false.",
+            'unknown casing. Add tokenizer_config.json with "do_lower_case".',
             place=root,
         )
     return UserError.wrong(

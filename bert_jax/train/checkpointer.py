@@ -234,8 +234,7 @@ class Checkpointer:
         steps = self._found.steps()
         self._failed = RunStopped(
             "checkpoint.not_saved",
-            f"checkpoint {step} was NOT SAVED ({error}). Last checkpoint: "
-            f"{steps[-1] if steps else 'none'}.",
+            f"{step} was NOT SAVED ({error}). Last checkpoint: {steps[-1:] or 'none'}.",
             place=self._path,
         )
         self._failed.__cause__ = error

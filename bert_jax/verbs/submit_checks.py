@@ -186,7 +186,7 @@ def _plan(
             if not found.fits:
                 error = UserError(
                     "submit.does_not_fit",
-                    f"the run does not fit. See `bert-jax plan … --topology {placement.on}`.",
+                    f"does not fit {placement.on}. See `bert-jax plan`.",
                     place="plan",
                 )
                 yield preflight.wrong(error, placement)

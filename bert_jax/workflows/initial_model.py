@@ -108,7 +108,6 @@ def may_differ(name: str, theirs: EncoderArchitecture) -> bool:
 def _other(run: Run, key: str, name: str, found: object, expected: object) -> UserError:
     return UserError(
         "init_from.other_model",
-        f"found {name} {found}, but {run.directory} has {expected}. Remove this setting: the "
-        f"network is that of {INIT_FROM}.",
+        f"found {name} {found}, but {run.directory} has {expected}",
         place=key,
     )

@@ -227,8 +227,7 @@ def line_number(path: str, offset: int) -> int:
 def _too_long(path: str, offset: int, limit: int, setting: str) -> UserError:
     return UserError(
         "text.line_too_long",
-        f"found {limit:,} characters or more ({setting}). Does each line have one sentence or "
-        "paragraph?",
+        f"found {limit:,} characters or more ({setting})",
         place=f"{path}: line {line_number(path, offset)}",
     )
 

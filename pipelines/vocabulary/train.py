@@ -251,8 +251,7 @@ def _padding(section: VocabSection, *, found: int) -> int:
 def _too_large(section: VocabSection, found: int) -> UserError:
     return UserError(
         "vocab.too_large",
-        f"found {section.size}, allowed: at most {found}, the number of pieces in "
-        f"{all_of(section.names)} with these settings",
+        f"found {section.size}, allowed: up to {found} pieces of {all_of(section.names)}",
         place="size",
     )
 
@@ -260,9 +259,7 @@ def _too_large(section: VocabSection, found: int) -> UserError:
 def _too_small(section: VocabSection, needed: int) -> UserError:
     return UserError(
         "vocab.too_small",
-        f"found {section.size}, allowed: at least {needed}, for the special pieces, "
-        f"{section.unused_slots} unused_slots and the characters at character_coverage "
-        f"{section.character_coverage:g}",
+        f"found {section.size}, allowed: at least {needed} with these settings",
         place="size",
     )
 

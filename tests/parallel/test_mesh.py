@@ -91,7 +91,7 @@ mesh = jax.sharding.Mesh(np.array(uneven).reshape(1, 3, 1, 2), mesh.axis_names)
 try:
     process_share(mesh, process_index=hosts[0])
 except UserError as error:
-    print(error.key, *re.findall(r"\d+", error.message)[:4])
+    print(error.key, *re.findall(r"\d+", error.message)[1:])
 """
 
 

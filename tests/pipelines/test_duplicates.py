@@ -222,7 +222,7 @@ def test_bad_files_are_skipped_and_listed(corpus: Path, monkeypatch: pytest.Monk
         r"text4\.parquet: .* Parquet",
         r'text1\.jsonl: line 25: .*"txt"',
         r"text3\.txt\.gz: .* gzip file",
-        r"text5\.txt: .*byte 0 .*UTF-8",
+        r"text5\.txt: .*byte 0, .*UTF-8",
         r"text6\.txt: line 1: .*2,000",
     ]
     assert record.skipped == len(named) == len(record.skipped_listed)

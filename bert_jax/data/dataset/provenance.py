@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 import pydantic
 from etils import epath
 
-from bert_jax.errors import SettingError, UserError, commas, did_you_mean, differing
+from bert_jax.errors import SettingError, UserError, differing
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import within
 from bert_jax.files.seal import refuse_changed, unsealed
@@ -280,27 +280,18 @@ def _copy_again() -> Iterator[None]:
 
 def file_missing(path: epath.Path) -> UserError:
     """Returns the error for a missing file of a dataset."""
-    return UserError(
-        "dataset.file_missing",
-        "missing. Copy this file again, or make the dataset again.",
-        place=path,
-    )
+    return UserError("dataset.file_missing", "missing. Copy it again.", place=path)
 
 
 def wrong_size(path: epath.Path, found: int, *, expected: int) -> UserError:
     """Returns the error for a file whose size differs from its record."""
     return UserError(
         "dataset.file_size",
-        f"damaged: found {found} bytes, expected {expected}. Copy this file again, or make the "
-        "dataset again.",
+        f"damaged: found {found} bytes, not {expected}. Copy it again.",
         place=path,
     )
 
 
 def split_unknown(place: epath.PathLike, split: str, splits: Collection[str]) -> UserError:
     """Returns the error for an unknown split, with the most similar name."""
-    return UserError(
-        "dataset.split_unknown",
-        f'no split "{split}", allowed: {commas(splits)}{did_you_mean(split, splits)}',
-        place=place,
-    )
+    return UserError.unknown("dataset.split_unknown", split, splits, place=place)

@@ -112,7 +112,10 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
     for names in (PER_TOKEN, PER_PREDICTION):
         sizes = {name: values[name].shape[1] for name in names}
         if len(set(sizes.values())) > 1:
-            raise UserError("tfrecord.sizes", f"found different sizes: {commas(sizes.items())}")
+            raise UserError(
+                "tfrecord.sizes",
+                f"found {commas(f'{size} {name}' for name, size in sizes.items())}",
+            )
     labels = values[LABEL]
     if labels.shape[1] != 1 or labels.min() < 0 or labels.max() > 1:
         raise UserError.wrong("tfrecord.label", f"{LABEL} {labels[0].tolist()}", "one, 0 or 1")

@@ -112,14 +112,14 @@ class RecordFile:
     def _cut_short(self, number: int) -> UserError:
         return UserError(
             "tfrecord.cut_short",
-            "the file ends within this record. Copy the file again.",
+            "cut short. Copy the file again.",
             place=f"{self._path}: record {number}",
         )
 
     def _damaged(self, number: int, part: str) -> UserError:
         return UserError(
             "tfrecord.checksum",
-            f"damaged: the checksum of its {part} does not match. Copy the file again.",
+            f"the checksum of its {part} differs. Copy the file again.",
             place=f"{self._path}: record {number}",
         )
 

@@ -81,8 +81,10 @@ class MaskingSection(Section):
         for name, units in _UNITS_OF_SETTINGS.items():
             found = getattr(self, name)
             if found is not None and self.unit not in units:
-                raise SettingError.wrong(
-                    "masking.unit", found, f"with unit {one_of(units)}", place=name
+                raise SettingError(
+                    "masking.unit",
+                    f"found {found} with unit {self.unit}, allowed: {one_of(units)}",
+                    place=name,
                 )
         return self
 

@@ -5,24 +5,13 @@ from typing import Any, ClassVar, Final
 
 import pydantic
 
+from bert_jax.encoders import hf_format as hf
 from bert_jax.encoders.albert.section import AlbertArchitecture
-from bert_jax.encoders.hf_format import (
-    BARE,
-    CONSTANTS,
-    LAYERS,
-    ClassHeads,
-    HfConfig,
-    HfFormat,
-    NameRule,
-    dense,
-    embedding,
-    norm,
-)
 from bert_jax.errors import SettingError
 from bert_jax.text.vocabulary import SpecialIds
 
 
-class AlbertConfig(AlbertArchitecture, HfConfig):
+class AlbertConfig(AlbertArchitecture, hf.HfConfig):
     """The keys that we read from ALBERT's config.json."""
 
     architecture_type = AlbertArchitecture
@@ -33,7 +22,7 @@ class AlbertConfig(AlbertArchitecture, HfConfig):
         "eos_token_id": "sep",
     }
 
-    fixed: ClassVar[Mapping[str, object]] = {**HfConfig.fixed, "share": "all"}
+    fixed: ClassVar[Mapping[str, object]] = {**hf.HfConfig.fixed, "share": "all"}
 
     inner_group_num: int = 1
 
@@ -53,54 +42,45 @@ class AlbertConfig(AlbertArchitecture, HfConfig):
 
 _LAYER: Final = "encoder.albert_layer_groups.{layer}.albert_layers.0."
 
-FORMAT: Final = HfFormat(
+FORMAT: Final = hf.HfFormat(
     title="ALBERT",
     model_types={"albert": "Albert"},
     classes={
-        "ForPreTraining": ClassHeads(pooler=True, mlm=True, next_sentence=True),
-        "ForMaskedLM": ClassHeads(mlm=True),
-        "ForSequenceClassification": ClassHeads(pooler=True, task="sequence_classification"),
-        "ForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),
-        "ForTokenClassification": ClassHeads(task="token_classification"),
-        "ForQuestionAnswering": ClassHeads(task="question_answering"),
-        BARE: ClassHeads(),  # the pooler is optional
+        "ForPreTraining": hf.ClassHeads(pooler=True, mlm=True, next_sentence=True),
+        "ForMaskedLM": hf.ClassHeads(mlm=True),
+        **hf.POOLED_CLASSES,
     },
     config=AlbertConfig,
     prefix="albert.",
     encoder=(
-        *embedding("encoder/embeddings/word", "embeddings.word_embeddings"),
-        *embedding("encoder/embeddings/position", "embeddings.position_embeddings"),
-        *embedding("encoder/embeddings/type", "embeddings.token_type_embeddings"),
-        *norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
-        *dense("encoder/embeddings/projection", "encoder.embedding_hidden_mapping_in"),
-        *dense(f"{LAYERS}attention/query", f"{_LAYER}attention.query"),
-        *dense(f"{LAYERS}attention/key", f"{_LAYER}attention.key"),
-        *dense(f"{LAYERS}attention/value", f"{_LAYER}attention.value"),
-        *dense(f"{LAYERS}attention/output", f"{_LAYER}attention.dense"),
-        *norm(f"{LAYERS}attention_norm", f"{_LAYER}attention.LayerNorm"),
-        *dense(f"{LAYERS}intermediate", f"{_LAYER}ffn"),
-        *dense(f"{LAYERS}output", f"{_LAYER}ffn_output"),
-        *norm(f"{LAYERS}output_norm", f"{_LAYER}full_layer_layer_norm"),
-        *dense("pooler/dense", "pooler"),
+        *hf.embedding("encoder/embeddings/word", "embeddings.word_embeddings"),
+        *hf.embedding("encoder/embeddings/position", "embeddings.position_embeddings"),
+        *hf.embedding("encoder/embeddings/type", "embeddings.token_type_embeddings"),
+        *hf.norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
+        *hf.dense("encoder/embeddings/projection", "encoder.embedding_hidden_mapping_in"),
+        *hf.dense(f"{hf.LAYERS}attention/query", f"{_LAYER}attention.query"),
+        *hf.dense(f"{hf.LAYERS}attention/key", f"{_LAYER}attention.key"),
+        *hf.dense(f"{hf.LAYERS}attention/value", f"{_LAYER}attention.value"),
+        *hf.dense(f"{hf.LAYERS}attention/output", f"{_LAYER}attention.dense"),
+        *hf.norm(f"{hf.LAYERS}attention_norm", f"{_LAYER}attention.LayerNorm"),
+        *hf.dense(f"{hf.LAYERS}intermediate", f"{_LAYER}ffn"),
+        *hf.dense(f"{hf.LAYERS}output", f"{_LAYER}ffn_output"),
+        *hf.norm(f"{hf.LAYERS}output_norm", f"{_LAYER}full_layer_layer_norm"),
+        *hf.dense("pooler/dense", "pooler"),
     ),
     heads=(
-        *dense("mlm/transform", "predictions.dense"),
-        *norm("mlm/norm", "predictions.LayerNorm"),
-        NameRule("mlm/bias", "predictions.bias"),
-        *dense("next_sentence/classifier", "sop_classifier.classifier"),
+        *hf.dense("mlm/transform", "predictions.dense"),
+        *hf.norm("mlm/norm", "predictions.LayerNorm"),
+        hf.NameRule("mlm/bias", "predictions.bias"),
+        *hf.dense("next_sentence/classifier", "sop_classifier.classifier"),
     ),
-    tasks={
-        "sequence_classification": dense("task", "classifier"),
-        "multiple_choice": dense("task", "classifier"),
-        "token_classification": dense("task", "classifier"),
-        "question_answering": dense("task", "qa_outputs"),
-    },
+    tasks=hf.TASK_NAMES,
     tied={
         "predictions.decoder.weight": "encoder/embeddings/word",
         "predictions.decoder.bias": "mlm/bias",
     },
     ignored={
-        **CONSTANTS,
+        **hf.CONSTANTS,
         "predictions.decoder.weight": "the embedding table again: the decoder is tied to it",
         "predictions.decoder.bias": "predictions.bias again",
     },

@@ -9,19 +9,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import pydantic
 
+from bert_jax.encoders import hf_format as hf
 from bert_jax.encoders.deberta.section import DebertaArchitecture, DebertaGeneratorArchitecture
-from bert_jax.encoders.hf_format import (
-    BARE,
-    CONSTANTS,
-    LAYERS,
-    ClassHeads,
-    HfConfig,
-    HfFormat,
-    NameRule,
-    dense,
-    embedding,
-    norm,
-)
 from bert_jax.errors import SettingError
 from bert_jax.text.vocabulary import SpecialIds
 
@@ -42,7 +31,7 @@ def _norm(found: Any) -> Any:
     return "layer_norm" if "layer_norm" in names else "none" if names else found
 
 
-class DebertaConfig(DebertaArchitecture, HfConfig):
+class DebertaConfig(DebertaArchitecture, hf.HfConfig):
     """The keys that we read from DeBERTa's config.json."""
 
     model_config = pydantic.ConfigDict(alias_generator=lambda name: _KEYS.get(name, name))
@@ -116,53 +105,44 @@ class DebertaConfig(DebertaArchitecture, HfConfig):
         }
 
 
-FORMAT: Final = HfFormat(
+FORMAT: Final = hf.HfFormat(
     title="DeBERTa",
     model_types={"deberta-v2": "DebertaV2"},
     classes={
-        "ForMaskedLM": ClassHeads(mlm=True),
-        "ForSequenceClassification": ClassHeads(pooler=True, task="sequence_classification"),
-        "ForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),
-        "ForTokenClassification": ClassHeads(task="token_classification"),
-        "ForQuestionAnswering": ClassHeads(task="question_answering"),
-        BARE: ClassHeads(),
+        "ForMaskedLM": hf.ClassHeads(mlm=True),
+        **hf.POOLED_CLASSES,
     },
     config=DebertaConfig,
     prefix="deberta.",
     encoder=(
-        *embedding("encoder/embeddings/word", "embeddings.word_embeddings"),
-        *embedding("encoder/embeddings/position", "embeddings.position_embeddings"),
-        *embedding("encoder/embeddings/type", "embeddings.token_type_embeddings"),
-        *dense("encoder/embeddings/projection", "embeddings.embed_proj", bias=False),
-        *norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
-        *embedding("encoder/relative", "encoder.rel_embeddings"),
-        *norm("encoder/relative_norm", "encoder.LayerNorm"),
-        *dense(f"{LAYERS}attention/query", f"{_LAYER}attention.self.query_proj"),
-        *dense(f"{LAYERS}attention/key", f"{_LAYER}attention.self.key_proj"),
-        *dense(f"{LAYERS}attention/value", f"{_LAYER}attention.self.value_proj"),
-        *dense(f"{LAYERS}attention/position_key", f"{_LAYER}attention.self.pos_key_proj"),
-        *dense(f"{LAYERS}attention/position_query", f"{_LAYER}attention.self.pos_query_proj"),
-        *dense(f"{LAYERS}attention/output", f"{_LAYER}attention.output.dense"),
-        *norm(f"{LAYERS}attention_norm", f"{_LAYER}attention.output.LayerNorm"),
-        *dense(f"{LAYERS}intermediate", f"{_LAYER}intermediate.dense"),
-        *dense(f"{LAYERS}output", f"{_LAYER}output.dense"),
-        *norm(f"{LAYERS}output_norm", f"{_LAYER}output.LayerNorm"),
+        *hf.embedding("encoder/embeddings/word", "embeddings.word_embeddings"),
+        *hf.embedding("encoder/embeddings/position", "embeddings.position_embeddings"),
+        *hf.embedding("encoder/embeddings/type", "embeddings.token_type_embeddings"),
+        *hf.dense("encoder/embeddings/projection", "embeddings.embed_proj", bias=False),
+        *hf.norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
+        *hf.embedding("encoder/relative", "encoder.rel_embeddings"),
+        *hf.norm("encoder/relative_norm", "encoder.LayerNorm"),
+        *hf.dense(f"{hf.LAYERS}attention/query", f"{_LAYER}attention.self.query_proj"),
+        *hf.dense(f"{hf.LAYERS}attention/key", f"{_LAYER}attention.self.key_proj"),
+        *hf.dense(f"{hf.LAYERS}attention/value", f"{_LAYER}attention.self.value_proj"),
+        *hf.dense(f"{hf.LAYERS}attention/position_key", f"{_LAYER}attention.self.pos_key_proj"),
+        *hf.dense(f"{hf.LAYERS}attention/position_query", f"{_LAYER}attention.self.pos_query_proj"),
+        *hf.dense(f"{hf.LAYERS}attention/output", f"{_LAYER}attention.output.dense"),
+        *hf.norm(f"{hf.LAYERS}attention_norm", f"{_LAYER}attention.output.LayerNorm"),
+        *hf.dense(f"{hf.LAYERS}intermediate", f"{_LAYER}intermediate.dense"),
+        *hf.dense(f"{hf.LAYERS}output", f"{_LAYER}output.dense"),
+        *hf.norm(f"{hf.LAYERS}output_norm", f"{_LAYER}output.LayerNorm"),
     ),
     heads=(
-        *dense("pooler/dense", "pooler.dense"),
-        *dense("mlm/transform", f"{_MLM}transform.dense"),
-        *norm("mlm/norm", f"{_MLM}transform.LayerNorm"),
-        NameRule("mlm/bias", f"{_MLM}bias"),
-        *norm("replaced_tokens/norm", "mask_predictions.LayerNorm"),
-        *dense("replaced_tokens/transform", "mask_predictions.dense"),
-        *dense("replaced_tokens/classifier", "mask_predictions.classifier"),
+        *hf.dense("pooler/dense", "pooler.dense"),
+        *hf.dense("mlm/transform", f"{_MLM}transform.dense"),
+        *hf.norm("mlm/norm", f"{_MLM}transform.LayerNorm"),
+        hf.NameRule("mlm/bias", f"{_MLM}bias"),
+        *hf.norm("replaced_tokens/norm", "mask_predictions.LayerNorm"),
+        *hf.dense("replaced_tokens/transform", "mask_predictions.dense"),
+        *hf.dense("replaced_tokens/classifier", "mask_predictions.classifier"),
     ),
-    tasks={
-        "sequence_classification": dense("task", "classifier"),
-        "multiple_choice": dense("task", "classifier"),
-        "token_classification": dense("task", "classifier"),
-        "question_answering": dense("task", "qa_outputs"),
-    },
+    tasks=hf.TASK_NAMES,
     tied={
         f"{_MLM}decoder.weight": "encoder/embeddings/word",
         f"{_MLM}decoder.bias": "mlm/bias",
@@ -173,7 +153,7 @@ FORMAT: Final = HfFormat(
         "lm_predictions.lm_head.": f"{_MLM}transform.",
     },
     ignored={
-        **CONSTANTS,
+        **hf.CONSTANTS,
         f"{_MLM}decoder.weight": "the embedding table again: the decoder is tied to it",
         f"{_MLM}decoder.bias": f"{_MLM}bias again",
         "*embeddings.position_embeddings.weight": "not used: the embeddings have no positions",

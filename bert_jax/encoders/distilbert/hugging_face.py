@@ -4,18 +4,8 @@ from typing import Any, Final
 
 import pydantic
 
+from bert_jax.encoders import hf_format as hf
 from bert_jax.encoders.distilbert.section import DistilBertArchitecture
-from bert_jax.encoders.hf_format import (
-    BARE,
-    LAYERS,
-    ClassHeads,
-    HfConfig,
-    HfFormat,
-    NameRule,
-    dense,
-    embedding,
-    norm,
-)
 from bert_jax.text.vocabulary import SpecialIds
 
 _LAYER: Final = "transformer.layer.{layer}."
@@ -32,7 +22,7 @@ _KEYS: Final = {
 _CONSTANT: Final = ("type_vocab_size", "layer_norm_eps")  # settings that their file lacks
 
 
-class DistilBertConfig(DistilBertArchitecture, HfConfig):
+class DistilBertConfig(DistilBertArchitecture, hf.HfConfig):
     """The keys that we read from DistilBERT's config.json.
 
     A file with `sinusoidal_pos_embds` has the sinusoids among its weights, so the key is not read.
@@ -49,44 +39,42 @@ class DistilBertConfig(DistilBertArchitecture, HfConfig):
         return {key: value for key, value in values.items() if key not in _CONSTANT}
 
 
-_CLASSIFIER: Final = (*dense("classifier/dense", "pre_classifier"), *dense("task", "classifier"))
+_CLASSIFIER: Final = (
+    *hf.dense("classifier/dense", "pre_classifier"),
+    *hf.dense("task", "classifier"),
+)
 
-FORMAT: Final = HfFormat(
+FORMAT: Final = hf.HfFormat(
     title="DistilBERT",
     model_types={"distilbert": "DistilBert"},
     classes={
-        "ForMaskedLM": ClassHeads(mlm=True),
-        "ForSequenceClassification": ClassHeads(task="sequence_classification"),
-        "ForMultipleChoice": ClassHeads(task="multiple_choice"),
-        "ForTokenClassification": ClassHeads(task="token_classification"),
-        "ForQuestionAnswering": ClassHeads(task="question_answering"),
-        BARE: ClassHeads(),
+        "ForMaskedLM": hf.ClassHeads(mlm=True),
+        **hf.TASK_CLASSES,
     },
     config=DistilBertConfig,
     prefix="distilbert.",
     encoder=(
-        *embedding("encoder/embeddings/word", "embeddings.word_embeddings"),
-        *embedding("encoder/embeddings/position", "embeddings.position_embeddings"),
-        *norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
-        *dense(f"{LAYERS}attention/query", f"{_LAYER}attention.q_lin"),
-        *dense(f"{LAYERS}attention/key", f"{_LAYER}attention.k_lin"),
-        *dense(f"{LAYERS}attention/value", f"{_LAYER}attention.v_lin"),
-        *dense(f"{LAYERS}attention/output", f"{_LAYER}attention.out_lin"),
-        *norm(f"{LAYERS}attention_norm", f"{_LAYER}sa_layer_norm"),
-        *dense(f"{LAYERS}intermediate", f"{_LAYER}ffn.lin1"),
-        *dense(f"{LAYERS}output", f"{_LAYER}ffn.lin2"),
-        *norm(f"{LAYERS}output_norm", f"{_LAYER}output_layer_norm"),
+        *hf.embedding("encoder/embeddings/word", "embeddings.word_embeddings"),
+        *hf.embedding("encoder/embeddings/position", "embeddings.position_embeddings"),
+        *hf.norm("encoder/embeddings/norm", "embeddings.LayerNorm"),
+        *hf.dense(f"{hf.LAYERS}attention/query", f"{_LAYER}attention.q_lin"),
+        *hf.dense(f"{hf.LAYERS}attention/key", f"{_LAYER}attention.k_lin"),
+        *hf.dense(f"{hf.LAYERS}attention/value", f"{_LAYER}attention.v_lin"),
+        *hf.dense(f"{hf.LAYERS}attention/output", f"{_LAYER}attention.out_lin"),
+        *hf.norm(f"{hf.LAYERS}attention_norm", f"{_LAYER}sa_layer_norm"),
+        *hf.dense(f"{hf.LAYERS}intermediate", f"{_LAYER}ffn.lin1"),
+        *hf.dense(f"{hf.LAYERS}output", f"{_LAYER}ffn.lin2"),
+        *hf.norm(f"{hf.LAYERS}output_norm", f"{_LAYER}output_layer_norm"),
     ),
     heads=(
-        *dense("mlm/transform", "vocab_transform"),
-        *norm("mlm/norm", "vocab_layer_norm"),
-        NameRule("mlm/bias", "vocab_projector.bias"),
+        *hf.dense("mlm/transform", "vocab_transform"),
+        *hf.norm("mlm/norm", "vocab_layer_norm"),
+        hf.NameRule("mlm/bias", "vocab_projector.bias"),
     ),
     tasks={
+        **hf.TASK_NAMES,
         "sequence_classification": _CLASSIFIER,
         "multiple_choice": _CLASSIFIER,
-        "token_classification": dense("task", "classifier"),
-        "question_answering": dense("task", "qa_outputs"),
     },
     tied={"vocab_projector.weight": "encoder/embeddings/word"},
     ignored={

@@ -4,22 +4,12 @@ from typing import Any, Final, Literal
 
 import pydantic
 
+from bert_jax.encoders import hf_format as hf
 from bert_jax.encoders.electra.section import ElectraArchitecture
-from bert_jax.encoders.hf_format import (
-    BARE,
-    CONSTANTS,
-    POST_NORM,
-    ClassHeads,
-    HfConfig,
-    HfFormat,
-    NameRule,
-    dense,
-    norm,
-)
 from bert_jax.text.vocabulary import SpecialIds
 
 
-class ElectraConfig(ElectraArchitecture, HfConfig):
+class ElectraConfig(ElectraArchitecture, hf.HfConfig):
     """The keys that we read from ELECTRA's config.json."""
 
     architecture_type = ElectraArchitecture
@@ -38,43 +28,38 @@ class ElectraConfig(ElectraArchitecture, HfConfig):
         return super().written(architecture, special) | width
 
 
-FORMAT: Final = HfFormat(
+FORMAT: Final = hf.HfFormat(
     title="ELECTRA",
     model_types={"electra": "Electra"},
     classes={
-        "ForPreTraining": ClassHeads(replaced_tokens=True),
-        "ForMaskedLM": ClassHeads(mlm=True),  # the generator's class
-        "ForSequenceClassification": ClassHeads(task="sequence_classification"),
-        "ForMultipleChoice": ClassHeads(task="multiple_choice"),
-        "ForTokenClassification": ClassHeads(task="token_classification"),
-        "ForQuestionAnswering": ClassHeads(task="question_answering"),
-        BARE: ClassHeads(),
+        "ForPreTraining": hf.ClassHeads(replaced_tokens=True),
+        "ForMaskedLM": hf.ClassHeads(mlm=True),  # the generator's class
+        **hf.TASK_CLASSES,
     },
     config=ElectraConfig,
     prefix="electra.",
-    encoder=(*POST_NORM, *dense("encoder/embeddings/projection", "embeddings_project")),
+    encoder=(*hf.POST_NORM, *hf.dense("encoder/embeddings/projection", "embeddings_project")),
     heads=(
-        *dense("mlm/transform", "generator_predictions.dense"),
-        *norm("mlm/norm", "generator_predictions.LayerNorm"),
-        NameRule("mlm/bias", "generator_lm_head.bias"),
-        *dense("replaced_tokens/transform", "discriminator_predictions.dense"),
-        *dense("replaced_tokens/classifier", "discriminator_predictions.dense_prediction"),
+        *hf.dense("mlm/transform", "generator_predictions.dense"),
+        *hf.norm("mlm/norm", "generator_predictions.LayerNorm"),
+        hf.NameRule("mlm/bias", "generator_lm_head.bias"),
+        *hf.dense("replaced_tokens/transform", "discriminator_predictions.dense"),
+        *hf.dense("replaced_tokens/classifier", "discriminator_predictions.dense_prediction"),
     ),
     tasks={
+        **hf.TASK_NAMES,
         "sequence_classification": (
-            *dense("classifier/dense", "classifier.dense"),
-            *dense("task", "classifier.out_proj"),
+            *hf.dense("classifier/dense", "classifier.dense"),
+            *hf.dense("task", "classifier.out_proj"),
         ),
         "multiple_choice": (
-            *dense("classifier/dense", "sequence_summary.summary"),
-            *dense("task", "classifier"),
+            *hf.dense("classifier/dense", "sequence_summary.summary"),
+            *hf.dense("task", "classifier"),
         ),
-        "token_classification": dense("task", "classifier"),
-        "question_answering": dense("task", "qa_outputs"),
     },
     tied={"generator_lm_head.weight": "encoder/embeddings/word"},
     ignored={
-        **CONSTANTS,
+        **hf.CONSTANTS,
         "generator_lm_head.weight": "the embedding table again: the decoder is tied to it",
     },
 )

@@ -8,17 +8,8 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 import pydantic
 
+from bert_jax.encoders import hf_format as hf
 from bert_jax.encoders.eurobert.section import EuroBertArchitecture
-from bert_jax.encoders.hf_format import (
-    BARE,
-    LAYERS,
-    ClassHeads,
-    HfConfig,
-    HfFormat,
-    dense,
-    embedding,
-    norm,
-)
 from bert_jax.errors import SettingError
 from bert_jax.section import Section
 from bert_jax.text.vocabulary import SpecialIds
@@ -36,7 +27,7 @@ class _Rope(Section):
     rope_theta: float | None = pydantic.Field(default=None, gt=0)
 
 
-class EuroBertConfig(EuroBertArchitecture, HfConfig):
+class EuroBertConfig(EuroBertArchitecture, hf.HfConfig):
     """The keys that we read from EuroBERT's config.json.
 
     transformers 5 has `rope_parameters`, and the code of the released models, for transformers 4,
@@ -91,37 +82,37 @@ class EuroBertConfig(EuroBertArchitecture, HfConfig):
         }
 
 
-FORMAT: Final = HfFormat(
+FORMAT: Final = hf.HfFormat(
     title="EuroBERT",
     model_types={"eurobert": "EuroBert"},
     classes={
-        "ForMaskedLM": ClassHeads(mlm=True),
-        "ForSequenceClassification": ClassHeads(task="sequence_classification"),
-        "ForTokenClassification": ClassHeads(task="token_classification"),
-        BARE: ClassHeads(),
+        "ForMaskedLM": hf.ClassHeads(mlm=True),
+        "ForSequenceClassification": hf.ClassHeads(task="sequence_classification"),
+        "ForTokenClassification": hf.ClassHeads(task="token_classification"),
+        hf.BARE: hf.ClassHeads(),
     },
     config=EuroBertConfig,
     prefix="model.",
     encoder=(
-        *embedding("encoder/word", "embed_tokens"),
-        *norm("encoder/attention_norms", f"{_LAYER}input_layernorm", bias=False),
-        *dense(f"{LAYERS}query", f"{_LAYER}self_attn.q_proj", bias=False),
-        *dense(f"{LAYERS}key", f"{_LAYER}self_attn.k_proj", bias=False),
-        *dense(f"{LAYERS}value", f"{_LAYER}self_attn.v_proj", bias=False),
-        *dense(f"{LAYERS}output", f"{_LAYER}self_attn.o_proj", bias=False),
-        *norm(f"{LAYERS}ffn_norm", f"{_LAYER}post_attention_layernorm", bias=False),
-        *dense(f"{LAYERS}gate", f"{_LAYER}mlp.gate_proj", bias=False),
-        *dense(f"{LAYERS}up", f"{_LAYER}mlp.up_proj", bias=False),
-        *dense(f"{LAYERS}down", f"{_LAYER}mlp.down_proj", bias=False),
-        *norm("encoder/last_norm", "norm", bias=False),
+        *hf.embedding("encoder/word", "embed_tokens"),
+        *hf.norm("encoder/attention_norms", f"{_LAYER}input_layernorm", bias=False),
+        *hf.dense(f"{hf.LAYERS}query", f"{_LAYER}self_attn.q_proj", bias=False),
+        *hf.dense(f"{hf.LAYERS}key", f"{_LAYER}self_attn.k_proj", bias=False),
+        *hf.dense(f"{hf.LAYERS}value", f"{_LAYER}self_attn.v_proj", bias=False),
+        *hf.dense(f"{hf.LAYERS}output", f"{_LAYER}self_attn.o_proj", bias=False),
+        *hf.norm(f"{hf.LAYERS}ffn_norm", f"{_LAYER}post_attention_layernorm", bias=False),
+        *hf.dense(f"{hf.LAYERS}gate", f"{_LAYER}mlp.gate_proj", bias=False),
+        *hf.dense(f"{hf.LAYERS}up", f"{_LAYER}mlp.up_proj", bias=False),
+        *hf.dense(f"{hf.LAYERS}down", f"{_LAYER}mlp.down_proj", bias=False),
+        *hf.norm("encoder/last_norm", "norm", bias=False),
     ),
-    heads=embedding("mlm/word", "lm_head"),
+    heads=hf.embedding("mlm/word", "lm_head"),
     tasks={
         "sequence_classification": (
-            *dense("classifier/dense", "dense"),
-            *dense("task", "classifier"),
+            *hf.dense("classifier/dense", "dense"),
+            *hf.dense("task", "classifier"),
         ),
-        "token_classification": dense("task", "classifier"),
+        "token_classification": hf.dense("task", "classifier"),
     },
     tied={},
     ignored={"*rotary_emb.inv_freq": "a constant, not a parameter"},

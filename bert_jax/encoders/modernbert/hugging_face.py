@@ -8,17 +8,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 import pydantic
 
-from bert_jax.encoders.hf_format import (
-    BARE,
-    LAYERS,
-    ClassHeads,
-    HfConfig,
-    HfFormat,
-    NameRule,
-    dense,
-    embedding,
-    norm,
-)
+from bert_jax.encoders import hf_format as hf
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.errors import SettingError, commas
 from bert_jax.section import Section
@@ -50,7 +40,7 @@ class _Ropes(Section):
     sliding_attention: _Rope = _Rope()
 
 
-class ModernBertConfig(ModernBertArchitecture, HfConfig):
+class ModernBertConfig(ModernBertArchitecture, hf.HfConfig):
     """The keys that we read from ModernBERT's config.json.
 
     transformers 5 has `layer_types` and `rope_parameters`. transformers 4 has
@@ -128,44 +118,35 @@ def _layer_types(depth: int, every: int) -> list[str]:
     return [_LOCAL if layer % every else _GLOBAL for layer in range(depth)]
 
 
-FORMAT: Final = HfFormat(
+FORMAT: Final = hf.HfFormat(
     title="ModernBERT",
     model_types={"modernbert": "ModernBert"},
     classes={
-        "ForMaskedLM": ClassHeads(mlm=True),
-        "ForSequenceClassification": ClassHeads(task="sequence_classification"),
-        "ForMultipleChoice": ClassHeads(task="multiple_choice"),
-        "ForTokenClassification": ClassHeads(task="token_classification"),
-        "ForQuestionAnswering": ClassHeads(task="question_answering"),
-        BARE: ClassHeads(),
+        "ForMaskedLM": hf.ClassHeads(mlm=True),
+        **hf.TASK_CLASSES,
     },
     config=ModernBertConfig,
     prefix="model.",
     encoder=(
-        *embedding("encoder/word", "embeddings.tok_embeddings"),
-        *norm("encoder/norm", "embeddings.norm", bias=False),
-        *norm("encoder/attention_norms", f"{_LAYER}attn_norm", bias=False, first_layer=1),
-        *dense(f"{LAYERS}query", f"{_LAYER}attn.Wqkv", bias=False),
-        *dense(f"{LAYERS}key", f"{_LAYER}attn.Wqkv", bias=False),
-        *dense(f"{LAYERS}value", f"{_LAYER}attn.Wqkv", bias=False),
-        *dense(f"{LAYERS}output", f"{_LAYER}attn.Wo", bias=False),
-        *norm(f"{LAYERS}ffn_norm", f"{_LAYER}mlp_norm", bias=False),
-        *dense(f"{LAYERS}gate", f"{_LAYER}mlp.Wi", bias=False),
-        *dense(f"{LAYERS}up", f"{_LAYER}mlp.Wi", bias=False),
-        *dense(f"{LAYERS}down", f"{_LAYER}mlp.Wo", bias=False),
-        *norm("encoder/last_norm", "final_norm", bias=False),
+        *hf.embedding("encoder/word", "embeddings.tok_embeddings"),
+        *hf.norm("encoder/norm", "embeddings.norm", bias=False),
+        *hf.norm("encoder/attention_norms", f"{_LAYER}attn_norm", bias=False, first_layer=1),
+        *hf.dense(f"{hf.LAYERS}query", f"{_LAYER}attn.Wqkv", bias=False),
+        *hf.dense(f"{hf.LAYERS}key", f"{_LAYER}attn.Wqkv", bias=False),
+        *hf.dense(f"{hf.LAYERS}value", f"{_LAYER}attn.Wqkv", bias=False),
+        *hf.dense(f"{hf.LAYERS}output", f"{_LAYER}attn.Wo", bias=False),
+        *hf.norm(f"{hf.LAYERS}ffn_norm", f"{_LAYER}mlp_norm", bias=False),
+        *hf.dense(f"{hf.LAYERS}gate", f"{_LAYER}mlp.Wi", bias=False),
+        *hf.dense(f"{hf.LAYERS}up", f"{_LAYER}mlp.Wi", bias=False),
+        *hf.dense(f"{hf.LAYERS}down", f"{_LAYER}mlp.Wo", bias=False),
+        *hf.norm("encoder/last_norm", "final_norm", bias=False),
     ),
     heads=(
-        *dense("head/dense", "head.dense", bias=False),
-        *norm("head/norm", "head.norm", bias=False),
-        NameRule("mlm/bias", "decoder.bias"),
+        *hf.dense("head/dense", "head.dense", bias=False),
+        *hf.norm("head/norm", "head.norm", bias=False),
+        hf.NameRule("mlm/bias", "decoder.bias"),
     ),
-    tasks={
-        "sequence_classification": dense("task", "classifier"),
-        "multiple_choice": dense("task", "classifier"),
-        "token_classification": dense("task", "classifier"),
-        "question_answering": dense("task", "classifier"),
-    },
+    tasks={**hf.TASK_NAMES, "question_answering": hf.dense("task", "classifier")},
     tied={"decoder.weight": "encoder/word"},
     ignored={"decoder.weight": "the embedding table again: the decoder is tied to it"},
 )

@@ -10,16 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 import pydantic
 
-from bert_jax.encoders.hf_format import (
-    LAYERS,
-    ClassHeads,
-    HfConfig,
-    HfFormat,
-    NameRule,
-    dense,
-    embedding,
-    norm,
-)
+from bert_jax.encoders import hf_format as hf
 from bert_jax.encoders.neobert.section import NeoBertArchitecture
 from bert_jax.errors import SettingError
 from bert_jax.text.vocabulary import SpecialIds
@@ -40,14 +31,14 @@ _CODE: Final = {
 }
 
 
-class NeoBertConfig(NeoBertArchitecture, HfConfig):
+class NeoBertConfig(NeoBertArchitecture, hf.HfConfig):
     """The keys that we read from NeoBERT's config.json."""
 
     model_config = pydantic.ConfigDict(alias_generator=lambda name: _KEYS.get(name, name))
     architecture_type = NeoBertArchitecture
     keys = _KEYS
     fixed: ClassVar[Mapping[str, object]] = {
-        **HfConfig.fixed,
+        **hf.HfConfig.fixed,
         "rope_theta": 10_000.0,
         "hidden_act": "silu",
     }
@@ -100,37 +91,37 @@ def _heads_in_turn(architecture: NeoBertArchitecture) -> np.ndarray:
     return np.concatenate([(heads + part).reshape(-1) for part in parts])
 
 
-def _joined(part: str) -> NameRule:
-    (rule,) = dense(f"{LAYERS}{part}", f"{_LAYER}qkv", bias=False)
+def _joined(part: str) -> hf.NameRule:
+    (rule,) = hf.dense(f"{hf.LAYERS}{part}", f"{_LAYER}qkv", bias=False)
     return rule._replace(order=_heads_in_turn)
 
 
-FORMAT: Final = HfFormat(
+FORMAT: Final = hf.HfFormat(
     title="NeoBERT",
     model_types={"neobert": "NeoBERT"},
     classes={
-        "LMHead": ClassHeads(mlm=True),
-        "ForSequenceClassification": ClassHeads(task="sequence_classification"),
-        "": ClassHeads(),
+        "LMHead": hf.ClassHeads(mlm=True),
+        "ForSequenceClassification": hf.ClassHeads(task="sequence_classification"),
+        "": hf.ClassHeads(),
     },
     config=NeoBertConfig,
     prefix="model.",
     encoder=(
-        *embedding("encoder/word", "encoder"),
-        *norm("encoder/attention_norms", f"{_LAYER}attention_norm", bias=False),
+        *hf.embedding("encoder/word", "encoder"),
+        *hf.norm("encoder/attention_norms", f"{_LAYER}attention_norm", bias=False),
         *map(_joined, ("query", "key", "value")),
-        *dense(f"{LAYERS}output", f"{_LAYER}wo", bias=False),
-        *norm(f"{LAYERS}ffn_norm", f"{_LAYER}ffn_norm", bias=False),
-        *dense(f"{LAYERS}gate", f"{_LAYER}ffn.w12", bias=False),
-        *dense(f"{LAYERS}up", f"{_LAYER}ffn.w12", bias=False),
-        *dense(f"{LAYERS}down", f"{_LAYER}ffn.w3", bias=False),
-        *norm("encoder/last_norm", "layer_norm", bias=False),
+        *hf.dense(f"{hf.LAYERS}output", f"{_LAYER}wo", bias=False),
+        *hf.norm(f"{hf.LAYERS}ffn_norm", f"{_LAYER}ffn_norm", bias=False),
+        *hf.dense(f"{hf.LAYERS}gate", f"{_LAYER}ffn.w12", bias=False),
+        *hf.dense(f"{hf.LAYERS}up", f"{_LAYER}ffn.w12", bias=False),
+        *hf.dense(f"{hf.LAYERS}down", f"{_LAYER}ffn.w3", bias=False),
+        *hf.norm("encoder/last_norm", "layer_norm", bias=False),
     ),
-    heads=(*embedding("mlm/word", "decoder"), NameRule("mlm/bias", "decoder.bias")),
+    heads=(*hf.embedding("mlm/word", "decoder"), hf.NameRule("mlm/bias", "decoder.bias")),
     tasks={
         "sequence_classification": (
-            *dense("classifier/dense", "dense"),
-            *dense("task", "classifier"),
+            *hf.dense("classifier/dense", "dense"),
+            *hf.dense("task", "classifier"),
         ),
     },
     tied={},

@@ -5,17 +5,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 import pydantic
 
-from bert_jax.encoders.hf_format import (
-    BARE,
-    CONSTANTS,
-    POST_NORM,
-    ClassHeads,
-    HfConfig,
-    HfFormat,
-    NameRule,
-    dense,
-    norm,
-)
+from bert_jax.encoders import hf_format as hf
 from bert_jax.encoders.roberta.section import RobertaArchitecture, check_padding
 from bert_jax.errors import SettingError
 from bert_jax.text.vocabulary import SpecialIds
@@ -23,7 +13,7 @@ from bert_jax.text.vocabulary import SpecialIds
 _KEYS: Final = {"padding_position": "pad_token_id"}
 
 
-class RobertaConfig(RobertaArchitecture, HfConfig):
+class RobertaConfig(RobertaArchitecture, hf.HfConfig):
     """The keys that we read from RoBERTa's config.json.
 
     Hugging Face's `max_position_embeddings` is the number of rows of the position table. It
@@ -67,41 +57,36 @@ class RobertaConfig(RobertaArchitecture, HfConfig):
         return super().written(architecture, special) | {"max_position_embeddings": rows}
 
 
-FORMAT: Final = HfFormat(
+FORMAT: Final = hf.HfFormat(
     title="RoBERTa",
     model_types={"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
     classes={
-        "ForMaskedLM": ClassHeads(mlm=True),
-        "ForCausalLM": ClassHeads(mlm=True, causal=True),
-        "ForSequenceClassification": ClassHeads(task="sequence_classification"),
-        "ForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),
-        "ForTokenClassification": ClassHeads(task="token_classification"),
-        "ForQuestionAnswering": ClassHeads(task="question_answering"),
-        BARE: ClassHeads(),  # the pooler is optional
+        "ForMaskedLM": hf.ClassHeads(mlm=True),
+        "ForCausalLM": hf.ClassHeads(mlm=True, causal=True),
+        **hf.TASK_CLASSES,
+        "ForMultipleChoice": hf.ClassHeads(pooler=True, task="multiple_choice"),
     },
     config=RobertaConfig,
     prefix="roberta.",
-    encoder=POST_NORM,
+    encoder=hf.POST_NORM,
     heads=(
-        *dense("mlm/transform", "lm_head.dense"),
-        *norm("mlm/norm", "lm_head.layer_norm"),
-        NameRule("mlm/bias", "lm_head.bias"),
+        *hf.dense("mlm/transform", "lm_head.dense"),
+        *hf.norm("mlm/norm", "lm_head.layer_norm"),
+        hf.NameRule("mlm/bias", "lm_head.bias"),
     ),
     tasks={
+        **hf.TASK_NAMES,
         "sequence_classification": (
-            *dense("classifier/dense", "classifier.dense"),
-            *dense("task", "classifier.out_proj"),
+            *hf.dense("classifier/dense", "classifier.dense"),
+            *hf.dense("task", "classifier.out_proj"),
         ),
-        "multiple_choice": dense("task", "classifier"),
-        "token_classification": dense("task", "classifier"),
-        "question_answering": dense("task", "qa_outputs"),
     },
     tied={
         "lm_head.decoder.weight": "encoder/embeddings/word",
         "lm_head.decoder.bias": "mlm/bias",
     },
     ignored={
-        **CONSTANTS,
+        **hf.CONSTANTS,
         "lm_head.decoder.weight": "the embedding table again: the decoder is tied to it",
         "lm_head.decoder.bias": "lm_head.bias again",
     },

@@ -129,8 +129,7 @@ def too_long(unit: str, found: int, section: SourcesSection, setting: str) -> Us
     """Returns the error for a unit of text, such as a page, that exceeds a length limit."""
     return UserError(
         "text.too_long",
-        f"found a {unit} of {found:,} characters, allowed: fewer than "
-        f"{getattr(section, setting):,} ({setting})",
+        f"{unit} of {found:,} characters, allowed: {getattr(section, setting):,} ({setting})",
     )
 
 
