@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import pydantic
 
-from bert_jax.errors import SettingError
+from bert_jax.errors import SettingError, commas
 from bert_jax.section import Section, check_path
 
 _CLOSE: Final = 1e-6  # largest difference of a sum of weights from 1
