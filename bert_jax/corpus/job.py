@@ -14,8 +14,13 @@ from jax.sharding import Mesh
 from bert_jax.corpus.keep import Condition
 from bert_jax.corpus.parts import InputPart, files_below, find_parts, require_apart
 from bert_jax.corpus.program import IdleClock, Program
+<<<<<<< HEAD
 from bert_jax.corpus.reading import PartReader, RowWindow
 from bert_jax.corpus.results import Results, Tags, TokenVectors, Vectors, results_of_head
+=======
+from bert_jax.corpus.reading import PartReader
+from bert_jax.corpus.results import Results, Tags, Vectors, results_of_head
+>>>>>>> e298c83a (Inline helpers that are used once)
 from bert_jax.corpus.score_part import PARTS, PartRecord, encode_window, record_path, without_rows
 from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
 from bert_jax.corpus.settings import PartSettings, WindowLimits
@@ -320,13 +325,6 @@ def _other_input(record: PartRecord, output: epath.Path) -> UserError:
     )
 
 
-def _check_keep(window: RowWindow, settings: PartSettings) -> None:
-    """Raises UserError if the condition does not fit the columns of the first rows."""
-    if settings.section.keep is not None:
-        table = without_rows(window.columns, settings.results)
-        Condition(settings.section.keep, columns=table.column_names).kept(table)
-
-
 def _lengths(parts: Sequence[InputPart], settings: PartSettings, model: ScoredModel) -> list[int]:
     """Returns padded lengths that suit the first rows of the corpus, and the maximum length."""
     sample = np.zeros(0, np.int64)
@@ -336,7 +334,9 @@ def _lengths(parts: Sequence[InputPart], settings: PartSettings, model: ScoredMo
         window = next(reader.windows(_SAMPLE), None)
         if window is not None and window.texts:
             sample = encode_window(window, settings).lengths
-            _check_keep(window, settings)
+            if settings.section.keep is not None:  # does it fit the columns of the first rows?
+                table = without_rows(window.columns, settings.results)
+                Condition(settings.section.keep, columns=table.column_names).kept(table)
             characters, rows = sum(map(len, window.texts)), len(window.texts)
             break
     architecture, longest = model.opened.model.architecture, settings.max_length

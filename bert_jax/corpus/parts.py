@@ -74,7 +74,11 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
         raise UserError.wrong("input.empty", "no file", "files, folders and globs", place=_KEY)
     local = [pattern for pattern in patterns if not is_dataset_file(pattern)]
     datasets = {
-        absolute(path): path for path in map(str, map(_expanded, local)) if _is_dataset(path)
+        absolute(path): path
+        for path in map(str, map(_expanded, local))
+        if all(
+            (epath.Path(path) / name).exists() for name in (PROVENANCE_NAME, "dataset_info.json")
+        )
     }
     others = [pattern for pattern in patterns if absolute(pattern) not in datasets]
     # Two spellings of a path are one file.
@@ -182,12 +186,6 @@ def format_of(path: str) -> str | None:
     """Returns the format of a file by its suffix, or None if it is unknown."""
     found = FORMATS.get(bare_suffix(path))
     return None if is_packed(path) and found not in _PACKED_FORMATS else found
-
-
-def _is_dataset(path: epath.PathLike) -> bool:
-    return all(
-        (epath.Path(path) / name).exists() for name in (PROVENANCE_NAME, "dataset_info.json")
-    )
 
 
 def _cut_dataset(path: str, name: str) -> list[InputPart]:

@@ -185,7 +185,8 @@ class PartReader:
         lists = isinstance(self._settings.results, Tags)
         for column, values in ((self._section.text, texts), (self._section.pair, pairs or ())):
             for at, value in enumerate(values):
-                if isinstance(value, str) or (lists and _is_words(value)) or at in bad:
+                words = value if lists and isinstance(value, list) else [value]
+                if all(isinstance(word, str) for word in words) or at in bad:
                     continue
                 kind = "null" if value is None else type(value).__name__
                 kind = "text that is not UTF-8" if value is _NOT_UTF8 else kind
@@ -368,10 +369,6 @@ def _decoded(value: Any) -> Any:
         return _NOT_UTF8
     except (ValueError, OverflowError):  # a time that Python cannot represent
         return value
-
-
-def _is_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

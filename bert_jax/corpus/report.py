@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Final
 
 from bert_jax.corpus.job import Job
 from bert_jax.corpus.keep import Condition, Threshold
@@ -13,7 +13,7 @@ from bert_jax.corpus.score_part import PartRecord
 from bert_jax.corpus.summary import BIN, CorpusSummary, Histogram, value_column
 from bert_jax.files.atomic import write_whole
 from bert_jax.report.charts import histogram
-from bert_jax.report.rendering import SHOWN, Cell, Chart, Share, flat, render_page
+from bert_jax.report.rendering import SHOWN, Chart, Share, flat, render_page
 from bert_jax.version import __version__
 
 REPORT: Final = "_report.html"
@@ -66,8 +66,8 @@ def render(job: Job, records: Sequence[PartRecord], *, speed: str | None) -> str
         unread_count=len(unread),
         speed=speed,
         slowest=[
-            _part_row(record)
-            for record in heapq.nlargest(_SLOWEST, records, key=lambda record: record.seconds)
+            (r.output, r.read, r.tokens, r.seconds, r.read / r.seconds if r.seconds else "–")
+            for r in heapq.nlargest(_SLOWEST, records, key=lambda record: record.seconds)
         ],
         part_count=len(records),
         settings=flat({"score": section.model_dump(mode="json", exclude_none=True), **settings}),
@@ -116,8 +116,3 @@ def _chart(values: Histogram, name: str, threshold: Threshold | None) -> Chart:
         x_label=name,
         mark=None if threshold is None else (threshold.value, "threshold"),
     )
-
-
-def _part_row(record: PartRecord) -> tuple[Cell, ...]:
-    rate: Any = record.read / record.seconds if record.seconds else "–"
-    return record.output, record.read, record.tokens, record.seconds, rate

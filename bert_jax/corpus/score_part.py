@@ -80,7 +80,9 @@ def score_part(
     summary: PartSummary | None = None
     with open_part(target, section.format) as writer:
         for window, encoded, columns in _computed(reader, settings, forward, report, part):
-            table = _table(window, columns, results)
+            table = pa.table(window.columns)
+            for field, column in zip(results.schema, columns, strict=True):
+                table = table.append_column(field, column)
             if condition is None and section.keep is not None:
                 condition = Condition(section.keep, columns=table.column_names)
             summary = summary or PartSummary(condition, results=results.schema.names)
@@ -191,13 +193,6 @@ class _Open:
     encoded: EncodedWindow
     outputs: list[Any]
     missing: int  # rows without outputs
-
-
-def _table(window: RowWindow, columns: list[pa.Array], results: Results) -> pa.Table:
-    table = pa.table(window.columns)
-    for field, column in zip(results.schema, columns, strict=True):
-        table = table.append_column(field, column)
-    return table
 
 
 def without_rows(columns: Mapping[str, pa.Array], results: Results) -> pa.Table:

@@ -158,7 +158,9 @@ def _work(connection: Connection, settings: WorkerSettings) -> None:
     forward: Forward | None = None
     while (part := connection.recv()) is not None:
         try:
-            forward = forward or _open_forward(connection, settings)
+            if forward is None:
+                own = settings.own_model
+                forward = open_program(settings.part.section) if own else _Remote(connection)
             record = score_part(part, settings.part, forward, report=_reporter(connection, forward))
         except KeyedError as error:
             connection.send(error)
@@ -183,12 +185,6 @@ def _reporter(connection: Connection, forward: Forward) -> Callable[[Progress], 
         before = now
 
     return report
-
-
-def _open_forward(connection: Connection, settings: WorkerSettings) -> Forward:
-    if not settings.own_model:
-        return _Remote(connection)
-    return open_program(settings.part.section)
 
 
 def open_program(section: ScoreSection) -> Program:

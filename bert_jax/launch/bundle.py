@@ -57,9 +57,12 @@ def installer() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="bert_jax_uv_") as directory:
         requirement = Path(directory, "uv.txt")
         requirement.write_text(uv_requirement(), encoding="utf-8")
+        pip = [sys.executable, "-m", "pip"]
+        if importlib.util.find_spec("pip") is None and (uv := shutil.which("uv")) is not None:
+            pip = [uv, "tool", "run", "pip"]  # an environment that uv made has no pip
         done = subprocess.run(
             [
-                *(*_pip(), "download", "--quiet", "--no-deps"),
+                *(*pip, "download", "--quiet", "--no-deps"),
                 *("--require-hashes", "--only-binary", ":all:", "--platform", _HOST_PLATFORM),
                 *("--requirement", requirement, "--dest", directory),
             ],
@@ -77,13 +80,6 @@ def installer() -> dict[str, bytes]:
                 place=pin,
             )
         return {wheels[0].name: wheels[0].read_bytes()}
-
-
-def _pip() -> list[str]:
-    """Returns the command of pip. An environment that uv made has none, but uv can run one."""
-    if importlib.util.find_spec("pip") is None and (uv := shutil.which("uv")) is not None:
-        return [uv, "tool", "run", "pip"]
-    return [sys.executable, "-m", "pip"]
 
 
 def versions_line(accelerator: Lock) -> str:

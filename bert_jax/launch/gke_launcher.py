@@ -100,16 +100,16 @@ class GkeJobSets:
                 found = self._list("list_namespaced")
         except ApiException as error:  # 404
             raise self._no_jobset() from error
-        return [self._existing(item) for item in found]
+        listed = []
+        for item in found:
+            metadata, state = item["metadata"], self._observation(item).state
+            where = f"{self._cluster or 'cluster'}/{metadata.get('namespace', self._namespace)}"
+            bills = state in (State.STARTING, State.ACTIVE, State.DELETING)
+            listed.append(Existing(_owner(item), metadata["name"], where, state, bills))
+        return listed
 
     def _list(self, method: str) -> list[dict[str, Any]]:
         return self._send(method, "list of JobSets", (404,), label_selector=JOB_LABEL)["items"]
-
-    def _existing(self, item: dict[str, Any]) -> Existing:
-        metadata, state = item["metadata"], self._observation(item).state
-        where = f"{self._cluster or 'cluster'}/{metadata.get('namespace', self._namespace)}"
-        bills = state in (State.STARTING, State.ACTIVE, State.DELETING)
-        return Existing(_owner(item), metadata["name"], where, state, bills)
 
     def _no_jobset(self) -> UserError:
         return UserError(

@@ -110,7 +110,13 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
     return {
         "restartPolicy": "Never",  # JobSet restarts all pods together
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        **_network(submit.service_account),
+        # The host network is faster between slices, but its pods always act as the account of the
+        # node. In both networks, JobSet's headless service gives every pod a name.
+        **(
+            {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+            if submit.service_account is None
+            else {"serviceAccountName": submit.service_account}
+        ),
         "nodeSelector": _node_selector(attempt, topology),
         "tolerations": tolerations,
         "containers": [container],
@@ -119,18 +125,6 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
             {"name": "work", **_disk(submit.data_disk_gb, topology.accelerator)},
         ],
     }
-
-
-def _network(account: str | None) -> dict[str, Any]:
-    """Returns the fields of a pod for its network and identity.
-
-    The host network is faster between slices. Its pods always act as the service account of the
-    node, never as a Kubernetes account (Workload Identity). JobSet's headless service gives every
-    pod a name in both networks; GKE adds the names as TPU_WORKER_HOSTNAMES.
-    """
-    if account is not None:
-        return {"serviceAccountName": account}
-    return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
 
 
 def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:

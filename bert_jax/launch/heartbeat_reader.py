@@ -11,7 +11,7 @@ from etils import epath
 from bert_jax.errors import UserError, counted
 from bert_jax.files.remote import each
 from bert_jax.files.yaml_file import read_yaml
-from bert_jax.launch.job import Attempt, Ending, HostStatus, JobFiles
+from bert_jax.launch.job import Attempt, HostStatus, JobFiles
 from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.validation import read_section
 
@@ -154,7 +154,11 @@ class RunProgress:
             return []
         # If a host ended because it lost a peer, print only the peer's line.
         causes = [item for item in new if item[1].exit_code != PEER_LOST] or new[:1]
-        lines = [_restart(worker, ending) for worker, ending in causes[:_MAX_ENDING_LINES]]
+        lines = []
+        for worker, ending in causes[:_MAX_ENDING_LINES]:
+            where = "before its first report" if ending.step is None else f"at step {ending.step:,}"
+            why = f": {ending.message}" if ending.message else ""
+            lines.append(f"host {worker} ended {where} with exit code {ending.exit_code}{why}")
         if more := len(causes) - len(lines):
             lines.append(f"{counted(more, 'other host')} restarted too")
         return lines
@@ -186,9 +190,3 @@ class RunProgress:
 def step_of(step: int, total: int | None) -> str:
     """Returns ``300 of 1,000 (30.0%)``, or ``300`` if the total is unknown."""
     return f"{step:,} of {total:,} ({step / total:.1%})" if total else f"{step:,}"
-
-
-def _restart(worker: int, ending: Ending) -> str:
-    where = "before its first report" if ending.step is None else f"at step {ending.step:,}"
-    why = f": {ending.message}" if ending.message else ""
-    return f"host {worker} ended {where} with exit code {ending.exit_code}{why}"

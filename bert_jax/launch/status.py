@@ -69,11 +69,13 @@ def read_figures(
         found |= {name: speeds[-1].get(name) for name in ("tokens_per_second", "mfu")}
     if accounts:
         last = accounts[-1]
+        before = [line for line in accounts if line["at"] < since]
+        start = before[-1] if before else dict.fromkeys(KINDS, 0.0)
         found |= {name: last[name] for name in ("step", "at", "starts")}
         found |= {
             "finished": bool(last["finished"]),
             "seconds_per_step": _seconds_per_step(accounts),
-            "seconds": _seconds(accounts, since),
+            "seconds": {kind: max(last[kind] - start[kind], 0.0) for kind in KINDS},
         }
     return RunFigures(**found)
 
@@ -87,12 +89,6 @@ def _seconds_per_step(accounts: Sequence[Mapping[str, Any]]) -> float | None:
     )
     steps = last["step"] - first["step"]
     return (last["at"] - first["at"]) / steps if steps > 0 else None
-
-
-def _seconds(accounts: Sequence[Mapping[str, Any]], since: float) -> dict[str, float]:
-    before = [line for line in accounts if line["at"] < since]
-    start = before[-1] if before else dict.fromkeys(KINDS, 0.0)
-    return {kind: max(accounts[-1][kind] - start[kind], 0.0) for kind in KINDS}
 
 
 class Restart(Section):

@@ -126,7 +126,11 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
     data, fsdp, tensor = mesh_shape(section, len(devices))
     check_slices(section, data)
     data //= section.slices
-    copies = section.copies or _default_copies(section, devices, data)
+    if (copies := section.copies or 0) == 0:
+        chips = len(devices) // section.slices
+        copies = chips // _CHIPS_OF_COPY
+        large = devices[0].platform == "tpu" and chips >= _CHIPS_OF_SLICE
+        copies = copies if large and section.fsdp == 1 and data % copies == 0 else 1
     inside = (data // copies, fsdp, tensor)
     if section.slices > 1:
         grid = _slices(section.slices, (data, fsdp, tensor), devices)
@@ -155,14 +159,6 @@ def _slices(count: int, inside: tuple[int, int, int], devices: Sequence[Any]) ->
             f"no {count} slices here ({first_line(error)})",
             place="mesh.slices",
         ) from error
-
-
-def _default_copies(section: MeshSection, devices: Sequence[Any], data: int) -> int:
-    """Returns `mesh.copies` for `data` parts of a batch in a slice."""
-    chips = len(devices) // section.slices
-    copies = chips // _CHIPS_OF_COPY
-    large = devices[0].platform == "tpu" and chips >= _CHIPS_OF_SLICE
-    return copies if large and section.fsdp == 1 and data % copies == 0 else 1
 
 
 def _neighbours(devices: Sequence[Any], copies: int) -> np.ndarray:

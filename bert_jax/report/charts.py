@@ -10,7 +10,7 @@ the bundle, because vl-convert-python is an 84 MB package and takes four seconds
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -89,7 +89,12 @@ def line_chart(
         events=[mark._asdict() for mark in marks if mark.event],
         levels=[{"y": y, "text": text} for y, text in levels],
     )
-    words = [_in_words(line, shown) for line in lines]
+    words = []
+    for line in lines:
+        (first, start), (last, end) = line.points[0], line.points[-1]
+        ends = f"{shown(start)} at {number(first)} to {shown(end)} at {number(last)}"
+        best = f", best {shown(line.best[1])} at {number(line.best[0])}" if line.marks_best else ""
+        words.append(f"{line.name} from {ends}{best}")
     label = f"{title}: " + "; ".join([*words, *(f"{text} {shown(y)}" for y, text in levels)])
     return Chart(title, label, spec, list(itertools.chain(*remarks)))
 
@@ -294,14 +299,6 @@ def _readable(series: Series) -> tuple[Series, list[str]]:
         points = [points[at] for at in sorted(kept)]
         remarks.append(f"{series.name}: {len(points):,} of {total:,} points, with all extremes.")
     return series._replace(points=points), remarks
-
-
-def _in_words(line: Series, shown: Callable[[float], str]) -> str:
-    (first, start), (last, end) = line.points[0], line.points[-1]
-    words = f"{line.name} from {shown(start)} at {number(first)} to {shown(end)} at {number(last)}"
-    if line.marks_best:
-        words += f", best {shown(line.best[1])} at {number(line.best[0])}"
-    return words
 
 
 def _side(x: float, lines: Sequence[Series]) -> dict[str, str | int]:

@@ -130,7 +130,7 @@ def spread_layers(layers: Layers, *, teacher: int, student: int, place: str) -> 
     if len(layers) != student or sorted(set(layers)) != list(layers) or layers[-1] >= teacher:
         raise UserError(
             "teacher.layers",
-            f"found {commas(layers)}, allowed: {student} increasing numbers below {teacher}",
+            f"found {commas(layers)}, allowed: {student} increasing numbers up to {teacher - 1}",
             place=place,
         )
     return layers

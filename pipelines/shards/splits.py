@@ -51,7 +51,8 @@ def count_shards(
                 place="validation_fraction",
             )
         tokens = sum(tally.tokens[split] for tally in tallies)
-        shards[split] = default_shards(documents=most, tokens=tokens)
+        # One shard for every million tokens (one bucket). Each needs 16 documents of a language.
+        shards[split] = min(_pieces(documents=most, tokens=tokens), _MAX_DEFAULT_SHARDS)
     if section.num_shards is not None:
         most = max(tally.held["train"] for tally in tallies)
         if section.num_shards > most // least:
@@ -159,19 +160,6 @@ def _finish_split(
         repeated_sentences=max(0.0, 1.0 - shard.count_distinct(smallest) / sentences),
         languages=languages.records(shards),
     )
-
-
-def default_shards(*, documents: int, tokens: int) -> int:
-    """Returns the default number of shards of a split, which depends only on the size of its text.
-
-    There is a shard for every million tokens (one bucket), but at most 1,024 shards. If the largest
-    language has few documents, there are fewer shards, so that each has 16 of these documents.
-
-    Args:
-        documents: number of documents of the largest language.
-        tokens: number of tokens of all languages.
-    """
-    return min(_pieces(documents=documents, tokens=tokens), _MAX_DEFAULT_SHARDS)
 
 
 def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:

@@ -87,9 +87,8 @@ def _is_word(word: str) -> bool:
         len(word) > 1
         and word[0].isalpha()
         and is_word_character(word[-1])
-        and all(c in JOINERS or (is_word_character(c) and not _is_foreign(c)) for c in word)
+        and all(
+            c in JOINERS or (is_word_character(c) and not c.isnumeric() and not is_chinese(c))
+            for c in word
+        )
     )
-
-
-def _is_foreign(character: str) -> bool:
-    return character.isnumeric() or is_chinese(character)

@@ -110,7 +110,7 @@ def test_a_signalled_process_ignores_a_missing_process_0(monkeypatch: pytest.Mon
         ([{"a": [{"b": 1}]}, {"a": [{"b": 1}, {"b": 2}]}], "a.1.b", {"found": "2"}),
         ([{"a": {"b": 1}}, {"a": None}], "a.b", {"found": "null"}),
         ([{"a": 1}, {"a": True}], "a", {"found": "true"}),
-        ([{"a": 1}, {"a": 1}, {"a": 2}, {"a": 3}], "a", {"differing": 2, "count": 4}),
+        ([{"a": 1}, {"a": 1}, {"a": 2}, {"a": 3}], "a", {"found": "2", "expected": "1"}),
         ([{"mesh": {"distribution": d}} for d in (1, 2)], "mesh.distribution", {"found": "2"}),
     ],
 )

@@ -61,7 +61,8 @@ class ReportInputs(NamedTuple):
 
 def render(inputs: ReportInputs) -> str:
     """Returns the report as one self-contained HTML document."""
-    ranked = _ranked(inputs)
+    keys = dict.fromkeys(key for line in inputs.metrics for key in line)
+    ranked = [key for key in keys if key.rpartition("/")[2] == inputs.best_metric]
     names = list(dict.fromkeys(name for own in inputs.scores.values() for name in own))
     return render_page(
         "finetuning.html",
@@ -107,12 +108,6 @@ def _figures(inputs: ReportInputs) -> list[tuple[str, str]]:
     if "step" in inputs.run:
         figures.append(("step", number(inputs.run["step"])))
     return figures
-
-
-def _ranked(inputs: ReportInputs) -> list[str]:
-    """Returns the keys of `best_metric` in metrics.jsonl: ``["dev_matched/accuracy", …]``."""
-    names = dict.fromkeys(key for line in inputs.metrics for key in line)
-    return [name for name in names if name.rpartition("/")[2] == inputs.best_metric]
 
 
 def _charts(inputs: ReportInputs, ranked: Sequence[str]) -> list[Chart]:

@@ -122,9 +122,11 @@ def render(runs: Sequence[RunRecord], *, footer: str) -> str:
         settings = settings._replace(title="Settings that differ", rows=rows)
     facts = _by_run("Model and run", runs, [run.facts for run in runs])
     data = _listed("Phases and their data", runs, lambda run: run.data)
+    seen = () if several else dict.fromkeys(name for _, name, _ in first.events)
+    symbols = ", ".join(f"{_SYMBOLS[name]} {name}" for name in seen)
     parts = [
         Part("What was trained", [facts, data]),
-        Part("Curves", charts=_curve_charts(runs), note="" if several else _symbols(first)),
+        Part("Curves", charts=_curve_charts(runs), note=symbols),
         Part("Scores", [_listed("Scores on held-out data", runs, _scores)]),
         Part("Gain and forgetting", charts=_path_charts(runs), is_wide=True),
         Part(
@@ -213,11 +215,6 @@ def _curve_charts(runs: Sequence[RunRecord]) -> list[Chart]:
         chart = line_chart(title, series[:LINES], percent=percent, marks=marks, levels=shown)
         charts.append(chart._replace(remarks=[*chart.remarks, *_not_shown(series)]))
     return charts
-
-
-def _symbols(run: RunRecord) -> str:
-    names = dict.fromkeys(name for _, name, _ in run.events)
-    return ", ".join(f"{_SYMBOLS[name]} {name}" for name in names)
 
 
 def _scores(run: RunRecord) -> list[Values]:
