@@ -14,13 +14,8 @@ from jax.sharding import Mesh
 from bert_jax.corpus.keep import Condition
 from bert_jax.corpus.parts import InputPart, files_below, find_parts, require_apart
 from bert_jax.corpus.program import IdleClock, Program
-<<<<<<< HEAD
-from bert_jax.corpus.reading import PartReader, RowWindow
-from bert_jax.corpus.results import Results, Tags, TokenVectors, Vectors, results_of_head
-=======
 from bert_jax.corpus.reading import PartReader
-from bert_jax.corpus.results import Results, Tags, Vectors, results_of_head
->>>>>>> e298c83a (Inline helpers that are used once)
+from bert_jax.corpus.results import Results, Tags, TokenVectors, Vectors, results_of_head
 from bert_jax.corpus.score_part import PARTS, PartRecord, encode_window, record_path, without_rows
 from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
 from bert_jax.corpus.settings import PartSettings, WindowLimits
