@@ -80,7 +80,8 @@ def with_added_tokens(
         UserError: an entry is malformed.
     """
     held = {token["content"]: token for token in spec["added_tokens"]}
-    special = [*_special(settings, source)]
+    special = [settings[name] for name in _ENDS if _content(settings.get(name))]
+    special += _extra(settings, source)
     if DECODER in settings:
         entries = settings[DECODER]
         if not isinstance(entries, dict) or not all(is_whole(key) for key in entries):
@@ -123,12 +124,6 @@ def check_ids(spec: Spec, found: Mapping[str, int], source: str) -> None:
                 f"{shown(content)} is {number}, but {found.get(content)} in the library",
                 place=f"{source}: added_tokens",
             )
-
-
-def _special(settings: Mapping[str, Any], source: str) -> Iterator[Any]:
-    """Yields the special tokens of the settings that have none of our roles, in their order."""
-    yield from (settings[name] for name in _ENDS if _content(settings.get(name)))
-    yield from _extra(settings, source)
 
 
 def _extra(settings: Mapping[str, Any], source: str) -> Iterator[Any]:

@@ -89,7 +89,9 @@ class CachedWords(dict[str, tuple[int, ...]]):
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text."""
-        return [*chain.from_iterable(map(self.__getitem__, _words(text)))]
+        words = _BEFORE_WORD.split(text) if _INSIDE.search(text) else text.split(" ")
+        words[0] = f" {words[0]}"
+        return [*chain.from_iterable(map(self.__getitem__, words))]
 
     def __missing__(self, key: str) -> tuple[int, ...]:
         self._new += len(key)
@@ -127,13 +129,6 @@ def _keep(table: dict[str, tuple[int, ...]], word: str, ids: tuple[int, ...]) ->
             table.clear()
         table[word] = ids
     return ids
-
-
-def _words(text: str) -> list[str]:
-    """Returns the keys of a text's words: ``"a b c"`` -> ``[" a", "b", "c"]``."""
-    words = _BEFORE_WORD.split(text) if _INSIDE.search(text) else text.split(" ")
-    words[0] = f" {words[0]}"
-    return words
 
 
 def _parts(text: str) -> list[str] | None:

@@ -104,7 +104,11 @@ def as_class(
             ids, expected = (pipeline.encode(text).ids for pipeline in pipelines)
             if ids != expected:
                 part = changed[0]
-                found, wanted = (_described(each[part]) for each in (here, there))
+                # SentencePiece's table is long.
+                found, wanted = (
+                    re.sub(r', "precompiled_charsmap": "[^"]*"', "", json.dumps(each[part]))[:200]
+                    for each in (here, there)
+                )
                 raise _differs(f"{source}: {part}", found, name, wanted, example=shown(text))
         spec = built
     rows = rows_of(roles, pipeline_file.pieces_of(spec), family.separators)
@@ -120,11 +124,6 @@ def _differs(
         f"found {found}, but {name} would use {expected}{texts}",
         place=place,
     )
-
-
-def _described(part: Any) -> str:
-    """Returns a part as JSON without SentencePiece's table, which is long."""
-    return re.sub(r', "precompiled_charsmap": "[^"]*"', "", json.dumps(part))[:200]
 
 
 def _options(spec: Spec, source: str) -> dict[str, Any]:

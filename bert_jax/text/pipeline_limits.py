@@ -43,10 +43,6 @@ class _Group:
     repetitions: int = 0  # unlimited ones in this alternative
     most: int = 0  # in any alternative
 
-    def next_alternative(self) -> None:
-        """Ends an alternative."""
-        self.varies, self.repetitions = True, 0
-
     def repeat(self, number: int) -> None:
         """Adds unlimited repetitions."""
         self.repetitions += number
@@ -56,7 +52,12 @@ class _Group:
 def check_limits(spec: Mapping[str, Any], source: str) -> None:
     """Raises UserError if a step can take exponential time or memory. `source` names the file."""
     growth = 1
-    for place, step in _steps(spec):
+    steps = [
+        (f"{part}.{step.get('type')}", step)
+        for part, inner in _SEQUENCES.items()
+        for step in parts_of(spec.get(part), inner)
+    ]
+    for place, step in steps:
         pattern, content = step.get("pattern"), step.get("content", step.get("prepend"))
         expression = pattern.get("Regex") if isinstance(pattern, dict) else None
         if isinstance(expression, str) and (reason := _danger(expression)) is not None:
@@ -72,13 +73,6 @@ def check_limits(spec: Mapping[str, Any], source: str) -> None:
         raise UserError.wrong(
             "tokenizer.growth", f"{growth:,}", MOST_GROWTH, place=f"{source}: normalizer"
         )
-
-
-def _steps(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the steps that read text or pieces, with their places in the file."""
-    for part, inner in _SEQUENCES.items():
-        for step in parts_of(spec.get(part), inner):
-            yield f"{part}.{step.get('type')}", step
 
 
 def _danger(expression: str) -> str | None:
@@ -100,7 +94,7 @@ def _danger(expression: str) -> str | None:
             groups[-1].varies |= last.varies
             groups[-1].repeat(last.most)
         elif token == "|":
-            groups[-1].next_alternative()
+            groups[-1].varies, groups[-1].repetitions = True, 0
         elif count is None or (token in "+?" and _count(before) is not None):
             last = _Group()  # a letter or a class; or the sign of a possessive or lazy repetition
         else:

@@ -154,7 +154,11 @@ class CheckpointDirectory:
             if step < max(keep, default=0):
                 del self.entries[step]
                 if jax.process_index() == 0:
-                    self._delete(self.path / str(step))
+                    directory = self.path / str(step)
+                    try:
+                        delete_checkpoint(directory)
+                    except (OSError, UserError, RunStopped) as error:  # not worth stopping the run
+                        self._say(f"{directory}: could not be deleted ({first_line(error)})")
 
     def sweep(self, failed: int | None = None) -> None:
         """Deletes directories that killed processes or a failed save left unfinished."""
@@ -164,12 +168,6 @@ class CheckpointDirectory:
             for path in self.path.glob(f"*{TEMPORARY}*"):
                 with contextlib.suppress(OSError, UserError, RunStopped):
                     _remove(path)
-
-    def _delete(self, directory: epath.Path) -> None:
-        try:
-            delete_checkpoint(directory)
-        except (OSError, UserError, RunStopped) as error:  # not worth stopping the run
-            self._say(f"{directory}: could not be deleted ({first_line(error)})")
 
     def _ranked(self) -> list[int]:
         """Returns the steps whose scores are comparable with the newest score, best first.

@@ -58,8 +58,10 @@ class MlperfLog(Milestones):
         self._keys, self._batch_size = constants, batch_size
         self._block: int | None = None  # step after which the open block began
         path = run_dir / MLPERF_LOG
-        content = _whole_lines(path)
-        found = _keys_of(content)
+        content = read_bytes(path) if path.exists() else b""
+        content = content[: content.rfind(b"\n") + 1]  # the last line may be cut short
+        lines = [line for line in content.splitlines() if line.startswith(_PREFIX)]
+        found = {json.loads(line.removeprefix(_PREFIX))["key"] for line in lines}
         self._clock = constants.RUN_START in found  # whether the clock has started
         self._done = constants.RUN_STOP in found  # whether the clock has stopped
         self._lines = LineLog(path, content=content if self._clock else b"", say=say)
@@ -152,15 +154,3 @@ def require_mlperf_logging(*, key: str) -> None:
     """Raises UserError if the package mlperf-logging is missing; `key` is the setting's key."""
     if importlib.util.find_spec("mlperf_logging") is None:
         raise not_installed("mlperf-logging", key, extra="mlperf")
-
-
-def _whole_lines(path: epath.Path) -> bytes:
-    """Returns the complete lines of a log, or nothing if there is no log."""
-    content = read_bytes(path) if path.exists() else b""
-    return content[: content.rfind(b"\n") + 1]
-
-
-def _keys_of(content: bytes) -> set[str]:
-    """Returns the keys of a log's lines."""
-    lines = [line for line in content.splitlines() if line.startswith(_PREFIX)]
-    return {json.loads(line.removeprefix(_PREFIX))["key"] for line in lines}

@@ -83,7 +83,13 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         state: TrainState, batch: Batch, limits: StepLimits, schedule: Schedule, frozen: Params
     ) -> tuple[TrainState, StepFigures]:
         value, metrics, grads = gradients(state, batch, frozen)
-        squares = _squares_by_layer(grads, spec.model.axes)
+        squares = jax.tree.map(  # [], or [layers] if the parameter is stacked
+            lambda grad, names: jnp.square(grad).sum(
+                tuple(at for at, name in enumerate(names) if name != "layers")
+            ),
+            grads,
+            spec.model.axes,
+        )
         norm = jnp.sqrt(sum(square.sum() for square in jax.tree.leaves(squares)))
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         within = (value <= limits.loss) & (norm <= limits.gradient_norm)
@@ -153,19 +159,6 @@ def make_gradients(
         return accumulate(grad, params, batch, dropout_key(state), accumulation)
 
     return gradients
-
-
-def _squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
-    """Returns the sum of squares of each gradient: [], or [layers] if the parameter is stacked.
-
-    `axes` are the logical axes, nested like the gradients.
-    """
-
-    def squares(grad: jax.Array, names: tuple[str, ...]) -> jax.Array:
-        over = tuple(at for at, name in enumerate(names) if name != "layers")
-        return jnp.square(grad).sum(over)
-
-    return jax.tree.map(squares, grads, axes)
 
 
 @made_once

@@ -73,7 +73,15 @@ def average(
             or `output` exists.
     """
     require_local(output, verb="average")
-    sources = _last(models, last) if last is not None else _sources(models, checkpoint, ema)
+    if last is not None:
+        sources = _last(models, last)
+    elif len(models) < 2 and not ema:
+        allowed = "at least 2, or one run with --last or --ema"
+        raise UserError.wrong("average.models", len(models), allowed, place="MODEL")
+    else:
+        sources = [
+            _Source(each, open_run(find_origin(each).run_dir), checkpoint) for each in models
+        ]
     shares = _shares(weights, len(sources))
     heads = _common_heads(sources)
     with contextlib.ExitStack() as stack:
@@ -90,13 +98,6 @@ def average(
         text = f"{output}: {describe(heads)}: {' + '.join(parts)}"
         console.print(text, markup=False, soft_wrap=True)
     return Path(output)
-
-
-def _sources(models: Sequence[str], checkpoint: str, ema: bool) -> list[_Source]:
-    if len(models) < 2 and not ema:
-        allowed = "at least 2, or one run with --last or --ema"
-        raise UserError.wrong("average.models", len(models), allowed, place="MODEL")
-    return [_Source(each, open_run(find_origin(each).run_dir), checkpoint) for each in models]
 
 
 def _last(models: Sequence[str], last: int) -> list[_Source]:

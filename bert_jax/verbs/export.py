@@ -194,7 +194,9 @@ def _write(
         files = _write_stablehlo(directory, model, run, outputs=outputs)
     elif to == "tf":
         model = model._replace(moments=None if ema else load_moments(run, loaded))
-        files = _write_tensorflow(directory, model)
+        write_tf(directory, model)
+        again = read_tf(directory, tokenizer=model.tokenizer, with_moments=False)
+        files = _Files(TENSORFLOW_USAGE, again)
     else:
         files = _write_hugging_face(directory, model, kind=kind, title=title)
     of_model = run.heads.of_pretraining
@@ -235,12 +237,6 @@ def _write_stablehlo(
     )
     run.tokenizer.save(directory / TOKENIZER)
     return _Files(f"{STABLEHLO_USAGE}\n\nThe tokenizer is in `{TOKENIZER}/`.", None)
-
-
-def _write_tensorflow(directory: Path, model: Pretrained) -> _Files:
-    write_tf(directory, model)
-    again = read_tf(directory, tokenizer=model.tokenizer, with_moments=False)
-    return _Files(TENSORFLOW_USAGE, again)
 
 
 def _write_hugging_face(

@@ -148,7 +148,10 @@ def _answers(trial: RunConfig, directory: Path) -> Iterator[Answer]:
         yield Answer("resume", "differs", "the run started again at step 0")
     else:
         exact = devices.facts["backend"] == "cpu"
-        yield _resumed(losses, _losses(run_dir), exact=exact)
+        again = _losses(run_dir)
+        found = _difference(losses, again)
+        said = "differs" if found > (0.0 if exact else _TOLERANCE) else "ok"
+        yield Answer("resume", said, f"from the middle: {_compared(found)}", _shown(again))
 
     plain = directory / "plain"
     changes = [*_PLAIN, f"run_dir={json.dumps(str(plain))}"]
@@ -245,13 +248,6 @@ def _falling(losses: Sequence[float]) -> Answer:
     first, last = statistics.fmean(losses[:part]), statistics.fmean(losses[-part:])
     text = f"mean {first:.4f} in the first quarter of {len(losses)} steps, {last:.4f} in the last"
     return Answer("loss", "ok" if last < first else "differs", text, _shown(losses))
-
-
-def _resumed(losses: Sequence[float], again: Sequence[float], *, exact: bool) -> Answer:
-    found = _difference(losses, again)
-    differs = found > (0.0 if exact else _TOLERANCE)
-    text = f"from the middle: {_compared(found)}"
-    return Answer("resume", "differs" if differs else "ok", text, _shown(again))
 
 
 def _kernels(losses: Sequence[float], plain: Sequence[float], *, used: bool) -> Answer:

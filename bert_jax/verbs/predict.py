@@ -12,7 +12,6 @@ from bert_jax.data.row_errors import OnError
 from bert_jax.errors import UserError, counted, one_of
 from bert_jax.files.atomic import output_exists, require_other_file
 from bert_jax.inference.bucketed import check_batch_size
-from bert_jax.model.section import HeadsSection
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.lock import hold_output
@@ -104,8 +103,10 @@ def predict(
             require_base(task, RowsSection, place="--on-error")
             task = task.model_copy(update={"on_error": on_error})
         require_other_file(path, [input_path, *task.inputs.values()])
-        if probabilities:
-            _check_probabilities(run.heads)
+        heads = run.heads
+        labelled = heads.task == "sequence_classification" and heads.text_head is None
+        if probabilities and (not labelled or heads.problem == "regression"):
+            raise UserError("predict.probabilities", "no labels here", place="--probabilities")
         loaded, family, predictor = open_predictor(
             run,
             roles=("test",) if input_path is None else ("input",),
@@ -152,12 +153,6 @@ def _check_output(path: Path, *, submission: bool, force: bool) -> None:
         )
     if path.exists() and not force:
         raise output_exists(path)
-
-
-def _check_probabilities(heads: HeadsSection) -> None:
-    of_labels = heads.task == "sequence_classification" and heads.text_head is None
-    if not of_labels or heads.problem == "regression":
-        raise UserError("predict.probabilities", "no labels here", place="--probabilities")
 
 
 def _write(

@@ -6,7 +6,6 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.config import RunConfig, require_training
-from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.worker_process import available_cores
 from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs, require_inputs
 from bert_jax.errors import UserError
@@ -48,7 +47,9 @@ def pretrain_settings(
         optimizer=config.optimizer,
     )
     require_inputs(inputs, config.mesh)
-    _check_workers(config.loader)
+    workers, most = config.loader.workers, max(_FEW_WORKERS, _WORKERS_PER_CORE * available_cores())
+    if workers > most:  # too many to start in a useful time
+        raise UserError.wrong("loader.workers", workers, f"at most {most}", place="loader.workers")
     return PretrainSettings(
         train=train,
         tokenizer=tokenizer,
@@ -102,15 +103,6 @@ def finetune_settings(
         teacher=teacher,
         **_common(config, run_dir, allow_data_change=allow_data_change, started=started),
     )
-
-
-def _check_workers(loader: LoaderSection) -> None:
-    """Raises UserError for more worker processes than this machine can start in a useful time."""
-    most = max(_FEW_WORKERS, _WORKERS_PER_CORE * available_cores())
-    if loader.workers > most:
-        raise UserError.wrong(
-            "loader.workers", loader.workers, f"at most {most}", place="loader.workers"
-        )
 
 
 def _common(

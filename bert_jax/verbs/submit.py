@@ -124,7 +124,10 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
     local = section.on == ("local",)
     if not local:
         section = with_gcloud_settings(section)
-    found = placements(section, rates=_rates(section, prices))
+    spot, listed = section.provisioning == "spot", load_prices(prices).chip_hour.items()
+    rates = {chip: price.spot if spot else price.on_demand for chip, price in listed}
+    priced = {chip: rate for chip, rate in rates.items() if rate is not None}
+    found = placements(section, rates=priced)
     bucket = _bucket(section)
     if verb == "score":
         output = need(config.score, "score", "submit").output
@@ -183,14 +186,6 @@ def dry_run_text(
         warnings=warnings,
         full=full,
     )
-
-
-def _rates(section: SubmitSection, prices: str | None) -> dict[str, float]:
-    """Returns prices in US dollars per chip-hour, by TPU generation."""
-    spot = section.provisioning == "spot"
-    listed = load_prices(prices).chip_hour.items()
-    rates = {chip: price.spot if spot else price.on_demand for chip, price in listed}
-    return {chip: rate for chip, rate in rates.items() if rate is not None}
 
 
 def _bucket(section: SubmitSection) -> str:

@@ -67,7 +67,10 @@ class PhaseData(NamedTuple):
         most the logarithm of the number of datasets.
         """
         counts = self.mixture.counts(self.section.total_rows)
-        entropies = map(_unigram_entropy, self.datasets.values())
+        entropies = (
+            (each.provenance.corpus if isinstance(each, Dataset) else each.summary).unigram_entropy
+            for each in self.datasets.values()
+        )
         sums = [count * each for count, each in zip(counts, entropies, strict=True)]
         return sum(sums) / sum(counts)
 
@@ -109,9 +112,3 @@ class PhaseData(NamedTuple):
             return f"phase {self.phase} has read {'; '.join(parts)}"
 
         return describe
-
-
-def _unigram_entropy(dataset: AnyDataset) -> float:
-    if isinstance(dataset, Dataset):
-        return dataset.provenance.corpus.unigram_entropy
-    return dataset.summary.unigram_entropy

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 from etils import epath
-from jax.sharding import Mesh
 from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
@@ -31,7 +30,7 @@ from bert_jax.task import Objective, Params
 from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.evaluation_section import EvaluationSection, score_name
-from bert_jax.train.frozen import FrozenParams, initial_params, load_frozen
+from bert_jax.train.frozen import initial_params, load_frozen
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.schedule_segments import schedule_segments
@@ -204,7 +203,10 @@ def _train_spec(
     console: Console,
 ) -> TrainSpec:
     settings, section, mesh = run.settings, run.settings.train, run.mesh
-    frozen, evaluation = _load_frozen(opened, mesh), run.settings.train.evaluation
+    # Only the run's default objective can have frozen models.
+    tasks = [found.phase.step.task for found in opened]
+    frozen = load_frozen(next((task for task in tasks if task.frozen_models()), tasks[0]), mesh)
+    evaluation = run.settings.train.evaluation
     if evaluation is not None:
         with jax.set_mesh(mesh):
             _check_rules(evaluation.rules, opened, frozen.params)
@@ -307,12 +309,6 @@ def _check_rules(
                 f"found {all_of(wanted)}, allowed: losses of one phase",
                 place=f"train.evaluation.{key}",
             )
-
-
-def _load_frozen(opened: Sequence[OpenedPhase], mesh: Mesh) -> FrozenParams:
-    """Loads the frozen models of all phases. Only the run's default objective can have some."""
-    tasks = [found.phase.step.task for found in opened]
-    return load_frozen(next((task for task in tasks if task.frozen_models()), tasks[0]), mesh)
 
 
 def _origin(

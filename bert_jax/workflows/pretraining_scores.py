@@ -15,11 +15,11 @@ from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.runs.evaluation import Evaluation
-from bert_jax.runs.open_checkpoints import LoadedParams, load_params, own_model, read_checkpoints
+from bert_jax.runs.open_checkpoints import load_params, own_model, read_checkpoints
 from bert_jax.runs.run_directory import Run
 from bert_jax.task import TRAINING_PARTS, Task
 from bert_jax.train.evaluation_section import held_out_key
-from bert_jax.train.frozen import FrozenParams, check_frozen, load_frozen
+from bert_jax.train.frozen import check_frozen, load_frozen
 from bert_jax.train.state import ModelDefinition, define_model
 from bert_jax.workflows.objective_of_run import objective_of, objective_section
 from bert_jax.workflows.phases import fingerprints_of, make_evaluator, open_source
@@ -97,7 +97,11 @@ def evaluate_objective(
     )
     with jax.set_mesh(loaded.mesh), doing(f"evaluating {examples:,} examples"):
         params = {part: loaded.params[part] for part in model.params}
-        scores = score(params, _frozen(run, task, loaded).params)
+        frozen = load_frozen(task, loaded.mesh)
+        if frozen.hashes:
+            saved = read_checkpoints(run.directory, lambda found: found.progress(loaded.step))
+            check_frozen(saved.get("frozen", {}), frozen.hashes, place=run.directory)
+        scores = score(params, frozen.params)
     return Evaluation(loaded.step, ", ".join(paths.values()), split, examples, scores)
 
 
@@ -106,15 +110,6 @@ def _own_or_trained(task: Task) -> Callable[[Run], ModelDefinition]:
     if not set(TRAINING_PARTS).intersection(define_model(task.build).params):
         return own_model
     return lambda run: define_model(objective_of(run).build)
-
-
-def _frozen(run: Run, task: Task, loaded: LoadedParams) -> FrozenParams:
-    """Returns the frozen parameters. Raises UserError if the checkpoint was trained with others."""
-    frozen = load_frozen(task, loaded.mesh)
-    if frozen.hashes:
-        saved = read_checkpoints(run.directory, lambda found: found.progress(loaded.step))
-        check_frozen(saved.get("frozen", {}), frozen.hashes, place=run.directory)
-    return frozen
 
 
 def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:

@@ -172,12 +172,7 @@ class MixedDatasets(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """Hash of the content of all datasets."""
-        return mixed_fingerprint([each.fingerprint for each in self.datasets])
-
-
-def mixed_fingerprint(fingerprints: Sequence[str]) -> str:
-    """Returns the fingerprint of datasets that are mixed, from their own fingerprints."""
-    return f"{rng.digest128(0, *fingerprints):032x}"
+        return f"{rng.digest128(0, *(each.fingerprint for each in self.datasets)):032x}"
 
 
 class Loader(PositionedBatches):

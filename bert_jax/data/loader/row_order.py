@@ -38,14 +38,11 @@ class AffinePermutation:
         """Returns the image of k in an epoch."""
         latest = self._latest
         if latest[0] != epoch:
-            latest = self._latest = (epoch, *self._draw(epoch))
+            first, *others = rng.stream(self._seed, *self._key, epoch).random(_TRIES).tolist()
+            factors = (int(draw * self._count) for draw in others)
+            coprime = (factor for factor in factors if math.gcd(factor, self._count) == 1)
+            latest = self._latest = (epoch, next(coprime, 1), int(first * self._count))
         return (latest[1] * k + latest[2]) % self._count
-
-    def _draw(self, epoch: int) -> tuple[int, int]:
-        first, *others = rng.stream(self._seed, *self._key, epoch).random(_TRIES).tolist()
-        factors = (int(draw * self._count) for draw in others)
-        coprime = (factor for factor in factors if math.gcd(factor, self._count) == 1)
-        return next(coprime, 1), int(first * self._count)
 
 
 class LengthIndex:

@@ -95,11 +95,6 @@ class MaskingSection(Section):
             return mask_selection.ngram_chances(self.max_words or MAX_NGRAM)
         return mask_selection.geometric_chances(SPAN_STOP, self.max_words or MAX_SPAN)
 
-    @property
-    def highest_rate(self) -> float:
-        """The highest rate of the run."""
-        return max(self.rate, self.final_rate or 0.0)
-
     def rate_at(self, progress: float) -> float:
         """Returns the rate after a share of the run's steps: 0.3 to 0.1 gives 0.25 at 0.25."""
         if self.final_rate is None:
@@ -110,7 +105,7 @@ class MaskingSection(Section):
         """Returns the number of prediction slots in a row: at 15%, 512 -> 77 and 128 -> 20."""
         if self.max_predictions is not None:
             return self.max_predictions
-        return math.ceil(self.highest_rate * seq_length)
+        return math.ceil(max(self.rate, self.final_rate or 0.0) * seq_length)
 
 
 class MaskedExample(NamedTuple):
@@ -201,7 +196,10 @@ class TokenMasker:
         elif self.masking.unit == "token":
             positions = candidates[mask_selection.choose_tokens(keys, budget)]
         else:
-            words = self._words(input_ids, candidates)
+            continues = continuations(input_ids, self.is_continuation, self.ends_word)
+            if self.segmenter is not None:
+                continues = self.segmenter.join(input_ids, continues)
+            words = mask_selection.find_words(candidates, continues[candidates])
             keys, sizes = keys[: len(words.starts)], sizes[: len(words.starts)]
             if self.masking.unit == "whole_word":
                 positions = candidates[mask_selection.choose_words(words, keys, budget)]
@@ -216,25 +214,12 @@ class TokenMasker:
                     actions = actions[span_of]
         masked = input_ids.astype(np.int32)
         ids = masked[positions]
-        masked[positions] = self._replace(ids, actions[: len(ids)], randoms[: len(ids)])
-        return MaskedExample(masked, positions, ids)
-
-    def _words(self, input_ids: np.ndarray, candidates: np.ndarray) -> mask_selection.Words:
-        continues = continuations(input_ids, self.is_continuation, self.ends_word)
-        if self.segmenter is not None:
-            continues = self.segmenter.join(input_ids, continues)
-        return mask_selection.find_words(candidates, continues[candidates])
-
-    def _replace(self, ids: np.ndarray, actions: np.ndarray, randoms: np.ndarray) -> np.ndarray:
-        """Returns the replacement of each id: [MASK], a random id, or the id itself.
-
-        The uniform numbers `actions` [k] choose one of these three, `randoms` [k] the random id.
-        """
-        shares = self.masking
+        actions, randoms, shares = actions[: len(ids)], randoms[: len(ids)], self.masking
         random_ids = (randoms * self.vocab_size).astype(np.int32)
         seen = np.where(actions < shares.replace_with_mask, np.int32(self.special.mask), random_ids)
         changed = actions < shares.replace_with_mask + shares.replace_with_random
-        return np.where(changed, seen, ids)
+        masked[positions] = np.where(changed, seen, ids)
+        return MaskedExample(masked, positions, ids)
 
 
 def check_vocabulary(highest: int, *, vocab_size: int) -> None:
