@@ -104,8 +104,8 @@ def predict(
             task = task.model_copy(update={"on_error": on_error})
         require_other_file(path, [input_path, *task.inputs.values()])
         heads = run.heads
-        labelled = heads.task == "sequence_classification" and heads.text_head is None
-        if probabilities and (not labelled or heads.problem == "regression"):
+        of_labels = heads.task == "sequence_classification" and heads.text_head is None
+        if probabilities and (not of_labels or heads.problem == "regression"):
             raise UserError("predict.probabilities", "no labels here", place="--probabilities")
         loaded, family, predictor = open_predictor(
             run,
