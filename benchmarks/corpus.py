@@ -158,10 +158,9 @@ def agree(ours: Path, theirs: Path, column: str) -> None:
 def host_part(root: Path, corpus: Path, model: Path, *, length: int) -> Callable[[], Any]:
     """Returns a function that scores all parts with a model that returns zeros."""
     from bert_jax.corpus.parts import find_parts
-    from bert_jax.corpus.results import Labels
+    from bert_jax.corpus.results import Labels, PartSettings, WindowLimits
     from bert_jax.corpus.score_part import score_part
     from bert_jax.corpus.section import ScoreSection
-    from bert_jax.corpus.settings import PartSettings, WindowLimits
     from bert_jax.inference.batches import BatchShape
     from bert_jax.text import load_tokenizer
 

@@ -15,10 +15,17 @@ from bert_jax.corpus.keep import Condition
 from bert_jax.corpus.parts import InputPart, files_below, find_parts, require_apart
 from bert_jax.corpus.program import IdleClock, Program
 from bert_jax.corpus.reading import PartReader
-from bert_jax.corpus.results import Results, Tags, TokenVectors, Vectors, results_of_head
+from bert_jax.corpus.results import (
+    PartSettings,
+    Results,
+    Tags,
+    TokenVectors,
+    Vectors,
+    WindowLimits,
+    results_of_head,
+)
 from bert_jax.corpus.score_part import PARTS, PartRecord, encode_window, record_path, without_rows
 from bert_jax.corpus.section import EVERY_COLUMN, ScoreSection
-from bert_jax.corpus.settings import PartSettings, WindowLimits
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.feature_extraction.extractor import ExtractionSettings, settings_for, vector_forward
 from bert_jax.files.atomic import write_whole

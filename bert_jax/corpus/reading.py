@@ -8,9 +8,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from bert_jax.corpus.parts import DATASET, InputPart
-from bert_jax.corpus.results import Tags
+from bert_jax.corpus.results import PartSettings, Tags, WindowLimits
 from bert_jax.corpus.section import EVERY_COLUMN
-from bert_jax.corpus.settings import PartSettings, WindowLimits
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.row_errors import SKIPPED_SHOWN, RowError, RowErrors
 from bert_jax.data.tables import read_table

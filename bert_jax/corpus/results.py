@@ -1,16 +1,21 @@
 """Columns of results: labels, scores, vectors or tags, from the outputs of a model."""
 
 import abc
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from bert_jax.corpus.section import ScoreSection
 from bert_jax.data.rows.collate import Assembled, assemble, assemble_longest_first
+from bert_jax.inference.batches import BatchShape
 from bert_jax.inference.comparison import TokenComparison
 from bert_jax.model.section import HeadsSection, ProblemName
 from bert_jax.model.text_head import CrossEncoderSection, TokenVectorsSection
+from bert_jax.tasks.rows import RowTask
+from bert_jax.text.tokenizer import Tokenizer
 
 LABEL: Final = "label"
 PROBABILITIES: Final = "probabilities"
@@ -153,3 +158,24 @@ def results_of_head(heads: HeadsSection, *, threshold: float) -> Results:
         return Scores(heads.cross_encoder)
     several = threshold if problem == "multi_label" else None
     return Labels(heads.labels, integers=heads.integer_labels, threshold=several)
+
+
+class WindowLimits(NamedTuple):
+    """Limits of the rows that are encoded and sorted together."""
+
+    rows: int
+    characters: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartSettings:
+    """The settings of a job that its parts need. Can be pickled."""
+
+    section: ScoreSection
+    tokenizer: Tokenizer
+    results: Results
+    task: RowTask | None  # task of a head that tags words
+    prefix: str  # text before every text
+    max_length: int
+    shapes: tuple[BatchShape, ...]  # shapes of batches over all devices of a process
+    limits: WindowLimits

@@ -1,21 +1,29 @@
 """Runs a job: this host's parts, then the manifest."""
 
+import contextlib
+import functools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bert_jax.corpus.engines import LocalWorkers, run_parts
+from etils import epath
+
 from bert_jax.corpus.job import Job, ScoredModel
 from bert_jax.corpus.parts import InputPart
-from bert_jax.corpus.program import IdleClock
-from bert_jax.corpus.score_part import PartRecord, Progress
+from bert_jax.corpus.program import IdleClock, Program
+from bert_jax.corpus.results import PartSettings
+from bert_jax.corpus.score_part import PARTS, PartRecord, Progress, score_part
+from bert_jax.corpus.section import ScoreSection
+from bert_jax.corpus.workers import open_program, score_with_workers
 from bert_jax.data.host_share import HostShare
-from bert_jax.errors import counted
+from bert_jax.data.worker_process import available_cores
+from bert_jax.errors import UserError, counted
 from bert_jax.files.atomic import remove_unfinished, write_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.narration import doing
+from bert_jax.pipelines.engines.beam import BeamEngine
 from bert_jax.train.metrics_writer import GOODPUT, Writer
 from bert_jax.train.progress_display import warn_aloud
 
@@ -154,3 +162,78 @@ def _remove_unfinished(job: Job, parts: Sequence[InputPart]) -> None:
     for path in paths:
         if path.parent in with_unfinished:
             remove_unfinished(path.parent, of=path.name)
+
+
+class LocalWorkers(NamedTuple):
+    """The processes of this machine."""
+
+    processes: int
+    own_model: bool  # whether each runs the model itself, on one core
+
+    @classmethod
+    def of(cls, job: Job, model: ScoredModel) -> "LocalWorkers":
+        """Returns as many workers as set, by default one per core."""
+        own_model = model.mesh.devices.flat[0].platform == "cpu" and model.mesh.size == 1
+        cores = available_cores()
+        default = cores if own_model else max(cores - 1, 1)
+        return cls(job.settings.section.workers or default, own_model)
+
+
+def run_parts(
+    job: Job,
+    parts: Sequence[InputPart],
+    model: ScoredModel,
+    workers: LocalWorkers,
+    *,
+    clock: IdleClock,
+    report: Callable[[Progress], None],
+) -> Iterator[PartRecord]:
+    """Yields the records of parts as they finish. See `score_with_workers` for errors.
+
+    `clock` measures how long the devices of this process wait.
+    """
+    settings = job.settings
+    section = settings.section
+    if section.engine == "beam":
+        directory = epath.Path(section.output) / PARTS
+        with (
+            _placed(),
+            BeamEngine(section.beam, workers=section.workers, directory=directory) as engine,
+        ):
+            for _, record in engine.run(score_on_beam, [BeamJob(part, settings) for part in parts]):
+                yield record
+        return
+    program = None if workers.own_model else functools.partial(model.program, clock)
+    yield from score_with_workers(
+        parts, settings, workers=workers.processes, program=program, report=report
+    )
+
+
+@contextlib.contextmanager
+def _placed() -> Iterator[None]:
+    """Corrects the place of an error about Beam's settings: ``score.beam.runner``."""
+    try:
+        yield
+    except UserError as error:
+        _, found, setting = error.place.partition("examples.")
+        if not found:
+            raise
+        raise error.with_place(f"score.{setting}") from error
+
+
+class BeamJob(NamedTuple):
+    """A part and its settings."""
+
+    part: InputPart
+    settings: PartSettings
+
+
+def score_on_beam(job: BeamJob) -> PartRecord:
+    """Scores a part in a worker of Apache Beam, with the devices of this worker."""
+    return score_part(job.part, job.settings, _program(job.settings.section.model_dump_json()))
+
+
+@functools.lru_cache(maxsize=1)
+def _program(section: str) -> Program:
+    """Opens the program of a section, in JSON, once in a process."""
+    return open_program(ScoreSection.model_validate_json(section))

@@ -15,8 +15,7 @@ from bert_jax.corpus.keep import Condition
 from bert_jax.corpus.parts import InputPart
 from bert_jax.corpus.program import Forward
 from bert_jax.corpus.reading import PartReader, RowWindow
-from bert_jax.corpus.results import Results, Tags
-from bert_jax.corpus.settings import PartSettings
+from bert_jax.corpus.results import PartSettings, Results, Tags
 from bert_jax.corpus.summary import PartSummary
 from bert_jax.corpus.windows import EncodedWindow, TagWindow, TextWindow
 from bert_jax.corpus.writing import open_part

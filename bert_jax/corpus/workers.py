@@ -16,9 +16,9 @@ import numpy as np
 from bert_jax.corpus.job import open_scored_model
 from bert_jax.corpus.parts import InputPart
 from bert_jax.corpus.program import Forward, IdleClock, Program
+from bert_jax.corpus.results import PartSettings
 from bert_jax.corpus.score_part import PartRecord, Progress, score_part
 from bert_jax.corpus.section import ScoreSection
-from bert_jax.corpus.settings import PartSettings
 from bert_jax.data.worker_process import prepare_worker, without_main
 from bert_jax.errors import KeyedError, RunStopped, first_line
 from bert_jax.parallel.mesh import make_mesh

@@ -12,8 +12,7 @@ import numpy as np
 import pydantic
 from etils import epath
 
-from bert_jax.data.class_names import ClassNames, names_of_features, names_of_schema
-from bert_jax.data.tables import TableRow
+from bert_jax.data.tables import ClassNames, TableRow, names_of_features, names_of_schema
 from bert_jax.errors import UserError, commas
 from bert_jax.files.atomic import write_whole
 

@@ -1,17 +1,56 @@
 """Reads CSV, TSV, JSON lines and Parquet row by row. A malformed row raises or is skipped."""
 
 import csv
+import json
+import types
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from bert_jax.data.class_names import NO_CLASSES, ClassNames, names_of_schema
 from bert_jax.data.row_errors import RowError, RowErrors
 from bert_jax.data.tsv_quotes import is_quoted
 from bert_jax.errors import UserError, commas, counted, did_you_mean
 from bert_jax.files import read
 from bert_jax.files.parquet import open_parquet, parquet_rows
+
+# Names by column: {"label": ("neg", "pos")}. The values of such a column are indices.
+ClassNames: TypeAlias = Mapping[str, tuple[str, ...]]
+NO_CLASSES: Final[ClassNames] = types.MappingProxyType({})
+
+_METADATA_KEY: Final = b"huggingface"  # key of the features in a Parquet or Arrow schema
+
+
+def names_of_features(features: Any) -> ClassNames:
+    """Returns the names of all columns of classes, or of lists of classes.
+
+    `features` is the result of `datasets.Features.to_dict`. Unknown forms have no names.
+    """
+    found = features.items() if isinstance(features, Mapping) else ()
+    return {column: names for column, feature in found if (names := _names(feature))}
+
+
+def names_of_schema(metadata: Mapping[bytes, bytes] | None) -> ClassNames:
+    """Returns the names of all columns of classes from the metadata of an Arrow schema."""
+    try:
+        found = json.loads((metadata or {}).get(_METADATA_KEY, b"{}"))
+        return names_of_features(found["info"]["features"])
+    except (ValueError, KeyError, TypeError, RecursionError):  # not written by `datasets`
+        return {}
+
+
+def _names(feature: Any) -> tuple[str, ...]:
+    # Lists of classes: {"feature": …, "_type": "List" or "Sequence"}, formerly […].
+    if isinstance(feature, list) and len(feature) == 1:
+        return _names(feature[0])
+    if not isinstance(feature, Mapping):
+        return ()
+    if feature.get("_type") != "ClassLabel":
+        return _names(feature.get("feature"))
+    names: Any = feature.get("names")
+    texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if texts else ()
+
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
 Delimiter: TypeAlias = Literal["comma", "semicolon", "tab", "pipe"]

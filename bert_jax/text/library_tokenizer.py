@@ -16,7 +16,6 @@ from bert_jax.files.atomic import write_together
 from bert_jax.text import pipeline_file
 from bert_jax.text.added_tokens import check_ids
 from bert_jax.text.basic_tokenizer import is_word_character
-from bert_jax.text.byte_level import BYTES
 from bert_jax.text.cached_words import CachedWords, are_apart
 from bert_jax.text.fast_pipeline import WORTH, FastPipeline, open_fast
 from bert_jax.text.pipeline_file import Roles, Spec
@@ -25,6 +24,24 @@ from bert_jax.text.special_rows import find_roles, find_separators
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.vocabulary import in_order_of_ids
 from bert_jax.text.word_starts import WordBounds
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Returns the byte that each character of a byte-level piece stands for.
+
+    Source: `bytes_to_unicode` in openai/gpt-2, `encoder.py`. Printable characters of Latin-1 stand
+    for themselves; the other bytes are numbered from U+0100.
+    """
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in own]
+    spelled = {chr(byte): byte for byte in own}
+    return spelled | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+
+
+BYTES: Final = _byte_of_character()
+SPELLINGS: Final = {byte: character for character, byte in BYTES.items()}
+"""Character that stands for each byte in a byte-level piece: ``32 -> "Ġ"``."""
+
 
 PIPELINE_FILE = "tokenizer.json"
 _FEW_THREADS: Final = 4  # more threads of the library are faster than one with a table

@@ -17,7 +17,7 @@ from etils import epath
 from bert_jax.errors import not_installed
 from bert_jax.files.line_log import LineLog
 from bert_jax.files.read import read_bytes
-from bert_jax.train.milestones import Milestones
+from bert_jax.train.spec import Milestones
 
 MLPERF_LOG: Final = "mlperf.log"  # file in the run directory
 ACCURACY: Final = "mlm_accuracy"  # score that the benchmark calls masked LM accuracy

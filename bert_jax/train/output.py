@@ -11,11 +11,10 @@ from bert_jax.task import Task
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.metrics import Meter
 from bert_jax.train.metrics_writer import GOODPUT, RunWriter, Writer
-from bert_jax.train.milestones import Milestones
 from bert_jax.train.prefetch import DeviceBatch
 from bert_jax.train.progress import StepTracker, TrainProgress
 from bert_jax.train.progress_display import ProgressDisplay
-from bert_jax.train.spec import Phase, TrainSpec
+from bert_jax.train.spec import Milestones, Phase, TrainSpec
 from bert_jax.train.step import STEP_METRICS
 from bert_jax.train.time_account import describe_goodput
 

@@ -22,9 +22,42 @@ from bert_jax.train import sections
 from bert_jax.train.checkpoint_manifest import EMA, SelectionScore
 from bert_jax.train.evaluation_section import StopAtSection
 from bert_jax.train.frozen import NONE_FROZEN, FrozenParams
-from bert_jax.train.milestones import Milestones
 from bert_jax.train.state import DrawParams
 from bert_jax.train.step import StepSpec
+
+
+class Milestones:
+    """Receives the milestones of a run from the train loop. This class ignores them.
+
+    Steps are steps of the run.
+    """
+
+    def started(self) -> None:
+        """Everything is compiled; next, the run evaluates or trains."""
+
+    def training(self, step: int, *, until: int) -> None:
+        """Training continues after `step`, up to the evaluation after `until`."""
+
+    def evaluating(self, step: int) -> None:
+        """An evaluation of `step` begins."""
+
+    def evaluated(self, step: int, scores: Mapping[str, float]) -> None:
+        """The evaluation of `step` has ended."""
+
+    def ended(self, step: int, *, target_reached: bool) -> None:
+        """The run has ended; only the first call counts.
+
+        Args:
+            step: last step.
+            target_reached: whether a score met `train.evaluation.stop_at`.
+        """
+
+    def flush(self) -> None:
+        """Writes everything to files. Call it before a checkpoint."""
+
+    def close(self) -> None:
+        """Writes everything and closes the files."""
+
 
 if TYPE_CHECKING:  # importing it would load Orbax
     from bert_jax.train.checkpointer import Checkpointer

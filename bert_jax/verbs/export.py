@@ -1,6 +1,7 @@
 """`bert-jax export`: a run's checkpoint → Hugging Face, google-research, StableHLO."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -25,12 +26,14 @@ from bert_jax.interop.tf_checkpoint import read_tf, write_tf
 from bert_jax.model.section import PRETRAINED_HEADS
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.evaluation import read_evaluation
+from bert_jax.runs.evaluation import Evaluation, read_evaluation
 from bert_jax.runs.lock import hold_output
 from bert_jax.runs.open_checkpoints import load_moments, load_params
-from bert_jax.runs.run_directory import TOKENIZER, Run, open_run, read_run_provenance
+from bert_jax.runs.run_directory import CONFIG, TOKENIZER, Run, open_run, read_run_provenance
 from bert_jax.runs.settings import describe
-from bert_jax.verbs.model_card import FRONT_MATTER, HF_FRONT_MATTER, model_card
+
+_FRONT_MATTER: Final = "---\ntags: [{kind}, bert-jax]\n---\n"
+_HF_FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [{kind}, bert-jax]\n---\n"
 
 Format = Literal["hf", "tf", "stablehlo"]
 CARD: Final = "README.md"
@@ -164,7 +167,7 @@ class _Files(NamedTuple):
     usage: str  # for the model card: how to load the model
     model: Pretrained | None  # as read back, or None if the format has no reader
     kind: str | None = None  # Hugging Face class
-    front_matter: str = FRONT_MATTER  # of the model card
+    front_matter: str = _FRONT_MATTER  # of the model card
 
 
 def _write(
@@ -206,7 +209,7 @@ def _write(
     heads += f" ({files.kind})" if files.kind else ""
     written = f"step {loaded.step}" + (", moving average of the parameters" if ema else "")
     encoder = format_of(run.architecture.kind).title
-    card = model_card(
+    card = _model_card(
         run,
         title=title,
         text=f"{encoder} with {heads}, {EXPORTED} from {written} of the run.",
@@ -244,7 +247,7 @@ def _write_hugging_face(
 ) -> _Files:
     """Writes the files of Hugging Face, and of sentence-transformers for a text head."""
     chosen = write_hf(directory, model, kind=kind)
-    usage, front_matter = HF_USAGE.format(kind=chosen, name=title), HF_FRONT_MATTER
+    usage, front_matter = HF_USAGE.format(kind=chosen, name=title), _HF_FRONT_MATTER
     if model.heads.text_head is not None:
         format = TEXT_HEADS[type(model.heads.text_head)]
         format.write(directory, model)
@@ -256,3 +259,40 @@ def _model_type(run: Run) -> str | None:
     """Returns Hugging Face's type of the checkpoint from which the run was imported."""
     origin = read_run_provenance(run.directory).get("imported_from")
     return origin.get("model_type") if isinstance(origin, dict) else None
+
+
+def _model_card(
+    run: Run,
+    *,
+    title: str,
+    text: str,
+    usage: str,
+    evaluation: Evaluation | None,
+    front_matter: str,
+) -> str:
+    """Returns a model card in Markdown, with the run's configuration and provenance files."""
+    parts = [
+        front_matter.format(kind=run.architecture.kind),
+        f"# {title}\n",
+        f"{text}\n",
+        f"## Use\n\n{usage}\n",
+        f"## Architecture\n\n{_table(run.architecture.model_dump())}\n",
+    ]
+    if evaluation is not None:
+        scores = {name: f"{value:.6g}" for name, value in evaluation.scores.items()}
+        parts.append(
+            f"## Evaluation\n\nStep {evaluation.step}, {evaluation.examples} held-out "
+            f"examples of `{evaluation.dataset}`.\n\n{_table(scores)}\n"
+        )
+    # Omit the configuration of an untrained import: it has only unused defaults.
+    if run.has("train") or run.is_fine_tuned:
+        config = read_text(run.directory / CONFIG).strip()
+        parts.append(f"## Training\n\n```yaml\n{config}\n```\n")
+    shown = json.dumps(read_run_provenance(run.directory), indent=2, ensure_ascii=False)
+    parts.append(f"## Provenance\n\n```json\n{shown}\n```\n")
+    return "\n".join(parts)
+
+
+def _table(values: Mapping[str, object]) -> str:
+    rows = "\n".join(f"| {key} | {value} |" for key, value in values.items())
+    return f"| | |\n|---|---|\n{rows}"

@@ -7,9 +7,9 @@ import jax
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.train.milestones import Milestones
 from bert_jax.train.mlperf_log import ACCURACY, MlperfLog, require_mlperf_logging
 from bert_jax.train.schedule_segments import schedule_segments
+from bert_jax.train.spec import Milestones
 from bert_jax.workflows.pretraining_settings import MlperfSection, PretrainSettings
 
 _KEY: Final = "train.mlperf"

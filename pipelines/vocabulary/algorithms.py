@@ -18,7 +18,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from bert_jax.text.byte_level import SPELLINGS
+from bert_jax.text.library_tokenizer import SPELLINGS
 from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.vocabulary import CLS, MASK, PAD, SEP, UNK, reserved_pieces
 from bert_jax.text.wordpiece import CONTINUATION, MAX_WORD_CHARACTERS

@@ -13,9 +13,8 @@ from etils import epath
 
 from bert_jax.corpus.parts import find_parts, require_apart
 from bert_jax.corpus.reading import PartReader
-from bert_jax.corpus.results import Vectors
+from bert_jax.corpus.results import PartSettings, Vectors, WindowLimits
 from bert_jax.corpus.section import ScoreSection
-from bert_jax.corpus.settings import PartSettings, WindowLimits
 from bert_jax.corpus.writing import open_part
 from tests.corpus.files import config, rows_of, texts
 from tests.project import ok, refused, refuses, says
