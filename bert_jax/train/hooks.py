@@ -28,6 +28,11 @@ class Pause:
     interrupted: bool = False  # whether a signal requires the run to save and end
     ended_early: bool = False  # whether evaluations end the run
 
+    @property
+    def ends_run(self) -> bool:
+        """Whether the run ends early, after this step."""
+        return self.interrupted or self.ended_early
+
 
 # Later hooks and the loop read what a hook changes in the pause.
 Hook: TypeAlias = Callable[[Pause], None]
@@ -76,7 +81,7 @@ def verdicts(spec: TrainSpec, tracker: StepTracker) -> Iterator[str]:
 
 def save(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:
     """Starts to save state and progress if a save is due or the run ends after this step."""
-    if not (pause.due.save or pause.interrupted or pause.ended_early):
+    if not (pause.due.save or pause.ends_run):
         return
     with output.watch.on("save"):
         spec.check_lock()

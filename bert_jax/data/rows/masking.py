@@ -95,6 +95,11 @@ class MaskingSection(Section):
             return mask_selection.ngram_chances(self.max_words or MAX_NGRAM)
         return mask_selection.geometric_chances(SPAN_STOP, self.max_words or MAX_SPAN)
 
+    @property
+    def highest_rate(self) -> float:
+        """The highest rate of the run."""
+        return max(self.rate, self.final_rate or 0.0)
+
     def rate_at(self, progress: float) -> float:
         """Returns the rate after a share of the run's steps: 0.3 to 0.1 gives 0.25 at 0.25."""
         if self.final_rate is None:
@@ -105,7 +110,7 @@ class MaskingSection(Section):
         """Returns the number of prediction slots in a row: at 15%, 512 -> 77 and 128 -> 20."""
         if self.max_predictions is not None:
             return self.max_predictions
-        return math.ceil(max(self.rate, self.final_rate or 0.0) * seq_length)
+        return math.ceil(self.highest_rate * seq_length)
 
 
 class MaskedExample(NamedTuple):
