@@ -170,9 +170,7 @@ def _already_made(
         if not is_remote(output) and not isinstance(error, OSError):
             raise
         raise UserError(
-            "examples.output_unreachable",
-            f"cannot reach {output} ({first_line(error)})",
-            place="output",
+            "examples.output_unreachable", f"{output}: {first_line(error)}", place="output"
         ) from error
     if not output.is_dir():
         raise UserError.wrong(

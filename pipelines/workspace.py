@@ -72,9 +72,7 @@ class Workspace:
             self._lock = stack.enter_context(hold_alone(self.output, say=self._say))
             if (self.output / PROVENANCE_NAME).exists():
                 raise UserError(
-                    "examples.just_made",
-                    "just made by another run. Run the command again.",
-                    place=self.output,
+                    "examples.just_made", "just made elsewhere. Repeat this.", place=self.output
                 )
             if not is_remote(self.output):  # a bucket has no empty directories
                 with write_errors(self.output):

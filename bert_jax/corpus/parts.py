@@ -92,9 +92,7 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
     if twice:
         same = [part.file.path for part in parts if part.stem == twice[0]]
         raise UserError(
-            "score.same_output",
-            f"found {commas(same)}, which would both write {twice[0]}",
-            place=_KEY,
+            "score.same_output", f"found {commas(same)}, which both write {twice[0]}", place=_KEY
         )
     return sorted(parts, key=lambda part: part.stem)
 

@@ -113,9 +113,7 @@ class PartReader:
         for name in copied:
             if name in (*self._settings.results.schema.names, _ID):
                 raise UserError(
-                    "score.column_taken",
-                    f'found "{name}", a result. Leave it out.',
-                    place="score.columns",
+                    "score.column_taken", f'"{name}" is also a result', place="score.columns"
                 )
         return asked
 

@@ -75,9 +75,7 @@ def _fetch(
             piece = system.cat_file(path, start=start, end=end)
             if len(piece) != end - start:
                 raise UserError(
-                    "file.changed_in_copy",
-                    "changed during the copy. Run it again.",
-                    place=file.path,
+                    "file.changed_in_copy", "changed during the copy. Repeat it.", place=file.path
                 )
             if stopped.is_set():
                 raise concurrent.futures.CancelledError

@@ -113,9 +113,7 @@ def _check_events(text: str) -> None:
             )
         if isinstance(event, yaml.AliasEvent):
             raise UserError(
-                "yaml.alias",
-                f"found *{event.anchor}. Write its values instead.",
-                place=_line(event),
+                "yaml.alias", f"found *{event.anchor}. Write its values.", place=_line(event)
             )
         if getattr(event, "tag", None) is not None:
             raise UserError.wrong(

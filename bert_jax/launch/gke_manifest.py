@@ -45,9 +45,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
         )
     if submit.image is None:
         raise UserError(
-            "submit.image_missing",
-            "missing. Build it with tpu_setup/Dockerfile.",
-            place="submit.image",
+            "submit.image_missing", "missing. See tpu_setup/Dockerfile.", place="submit.image"
         )
     hosts = topology.hosts(gke=True)
     exclusive = {_EXCLUSIVE: _POOL} if hosts > 1 else {}

@@ -142,8 +142,6 @@ def reservation_of(section: SubmitSection) -> str:
     """Returns the name of the reservation. Raises UserError if it is missing."""
     if section.reservation is None:
         raise UserError(
-            "submit.reservation_missing",
-            "missing, but provisioning needs it",
-            place="submit.reservation",
+            "submit.reservation_missing", "provisioning needs it", place="submit.reservation"
         )
     return section.reservation

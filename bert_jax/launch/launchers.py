@@ -38,9 +38,7 @@ def launcher_for(section: SubmitSection) -> Launcher:
         from bert_jax.launch.tpu_launcher import QueuedResources
     if section.project is None:
         raise UserError(
-            "submit.project_missing",
-            "missing, and gcloud has no default project",
-            place="--project",
+            "submit.project_missing", "missing, and gcloud has no default", place="--project"
         )
     return QueuedResources(section.project)
 

@@ -72,9 +72,7 @@ def persistently(
             pause = max(verdict, longest * pace.draw())
             if waited + pause > pace.give_up:
                 raise Unavailable(
-                    "cloud.no_answer",
-                    f"no answer for {waited:.0f} s ({reason_of(error)})",
-                    place=what,
+                    "cloud.no_answer", f"none for {waited:.0f} s ({reason_of(error)})", place=what
                 ) from error
             log_waiting(what, waited, error)
         tries += 1

@@ -118,9 +118,7 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
         sizes[free[0]] = device_count // fixed
     if math.prod(sizes.values()) != device_count:
         raise UserError(
-            "mesh.size",
-            f"found {sizes}, allowed: a product of {device_count} devices",
-            place="mesh",
+            "mesh.size", f"found {sizes}, allowed: a product of {device_count}", place="mesh"
         )
     return sizes[DATA], sizes[FSDP], sizes[TENSOR]
 

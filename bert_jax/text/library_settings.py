@@ -143,7 +143,7 @@ def check_flags(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
         if there is not None and here.get(name) != there:
             raise UserError(
                 "tokenizer.settings_differ",
-                f"{setting} is {here.get(name)}, elsewhere {there}",
+                f"{setting}: {here.get(name)}, not {there}",
                 place=source,
             )
 

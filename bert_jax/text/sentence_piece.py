@@ -132,9 +132,7 @@ def open_model(model: bytes, source: str) -> sentencepiece.SentencePieceProcesso
         processor.LoadFromSerializedProto(model)
     except RuntimeError:
         raise UserError(
-            "tokenizer.not_sentencepiece",
-            f"found {len(model)} bytes, no SentencePiece model",
-            place=source,
+            "tokenizer.not_sentencepiece", f"{len(model)} bytes are no such model", place=source
         ) from None
     return processor
 

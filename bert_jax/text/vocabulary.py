@@ -96,9 +96,7 @@ def read_vocabulary(path: epath.Path) -> list[str]:
             )
         if piece in line_of:
             raise UserError(
-                "vocabulary.piece_twice",
-                f'found "{piece}" in lines {line_of[piece]} and {number}',
-                place=path,
+                "vocabulary.piece_twice", f'"{piece}": {line_of[piece]} and {number}', place=path
             )
         line_of[piece] = number
     return list(line_of)

@@ -124,9 +124,7 @@ class Evaluator:
         ]
         if lost:
             raise Diverged(
-                "evaluation.diverged",
-                f"found NaN or infinity in {commas(lost)}",
-                place="evaluation",
+                "evaluation.diverged", f"NaN or infinity in {commas(lost)}", place="evaluation"
             )
         return self._task.score(totals)
 

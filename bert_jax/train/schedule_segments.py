@@ -64,9 +64,7 @@ def _segment(
     decay = None if share is None else math.floor(share * steps + 1e-9)
     if decay is None and optimizer.decay != "linear":
         raise UserError(
-            "optimizer.decay",
-            f"found {optimizer.decay} without decay_fraction",
-            place="optimizer.decay",
+            "optimizer.decay", f"{optimizer.decay} lacks decay_fraction", place="optimizer.decay"
         )
     if rising + (decay or 0) > steps:
         raise UserError(
@@ -90,6 +88,6 @@ def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
         if found not in (own, OptimizerSection.model_fields[name].default):
             raise UserError(
                 "optimizer.replaced",
-                f"found {found}. Set train.phases.0.{name}.",
+                f"{found}. Set train.phases.0.{name}.",
                 place=f"optimizer.{name}",
             )

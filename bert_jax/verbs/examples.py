@@ -161,7 +161,5 @@ def _check_settings(section: ExamplesSection, made: Provenance) -> None:
     for name, value in held.items():
         if (asked := getattr(section, name)) != value:
             raise UserError(
-                "examples.setting_changed",
-                f"found {asked}, {section.output} has {value}",
-                place=name,
+                "examples.setting_changed", f"{asked}, but {section.output} has {value}", place=name
             )

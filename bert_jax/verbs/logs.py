@@ -75,7 +75,5 @@ def read_log(
         pause()
     if not part and not shown and not follow:
         raise UserError(
-            "job.no_output",
-            "no output yet. Use --follow to wait.",
-            place=files.log(attempt, worker),
+            "job.no_output", "none yet. Use --follow to wait.", place=files.log(attempt, worker)
         )

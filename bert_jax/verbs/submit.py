@@ -116,9 +116,7 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
     """
     if config.submit is None:
         raise UserError(
-            "setting.needed",
-            "missing. Set it, or name machines: --on v5litepod-16.",
-            place="submit",
+            "setting.needed", "missing. Set it, or give --on v5litepod-16.", place="submit"
         )
     section = config.submit
     local = section.on == ("local",)
@@ -193,9 +191,7 @@ def _bucket(section: SubmitSection) -> str:
     if section.on == ("local",):
         if bucket is None:
             raise UserError(
-                "submit.directory_missing",
-                "missing, such as /tmp/jobs with local",
-                place="--bucket",
+                "submit.directory_missing", "missing. Give one: /tmp/jobs.", place="--bucket"
             )
         return absolute(bucket)
     if bucket is None:

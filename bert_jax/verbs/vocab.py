@@ -62,9 +62,7 @@ def vocab(
             )
         if (directory / PROVENANCE_NAME).exists():
             raise UserError(
-                "vocab.output_has_files",
-                f"{section.output} is a dataset or run",
-                place="vocab.output",
+                "vocab.output_has_files", f"{section.output} has other files", place="vocab.output"
             )
         if not is_remote(directory):
             _refuse_input(pathlib.Path(directory), section)

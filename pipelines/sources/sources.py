@@ -103,7 +103,7 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
         if language == "false":
             raise UserError(
                 "input.norwegian",
-                'found false, YAML\'s no. Write "no" for Norwegian.',
+                'found false. Write "no", in quotes, for Norwegian.',
                 place="input",
             )
         if language is not None:
@@ -201,9 +201,7 @@ def _add(seen: dict[str, str | None], paths: Sequence[str], language: str | None
     for path in paths:
         if path in seen:
             raise UserError(
-                "input.two_languages",
-                f"{path} is in {all_of([seen[path], language])}",
-                place="input",
+                "input.two_languages", f"{path}: {all_of([seen[path], language])}", place="input"
             )
         seen[path] = language
 

@@ -214,9 +214,7 @@ class Provenance(Recipe):
         if self.tokenizer_hash != given:
             made_with, given = differing(self.tokenizer_hash, given)
             raise UserError(
-                "dataset.other_tokenizer",
-                f"made with tokenizer {made_with}, not {given}",
-                place=place,
+                "dataset.other_tokenizer", f"has tokenizer {made_with}, not {given}", place=place
             )
 
     def fingerprint(self, split: str) -> str:

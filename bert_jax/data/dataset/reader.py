@@ -174,7 +174,5 @@ def _check_size(path: epath.Path, shard: ShardRecord) -> None:
 def _check_hash(path: epath.Path, expected: str) -> None:
     if (found := sha256_of(path)) != expected:
         raise UserError(
-            "dataset.file_hash",
-            f"damaged: SHA-256 is {found}, not {expected}. Copy it again.",
-            place=path,
+            "dataset.file_hash", f"SHA-256 is {found}, not {expected}. Copy it again.", place=path
         )
