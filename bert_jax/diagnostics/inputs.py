@@ -20,23 +20,11 @@ from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.sources import CONFIGS, is_checkpoint, is_hub_name
 from bert_jax.model.section import ModelSection
-from bert_jax.objectives.registry import (
-    Registered,
-    check_pairing,
-    masking_of,
-    teacher_of,
-)
+from bert_jax.objectives import registry
 from bert_jax.objectives.sections import masked_rows
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.settings import (
-    CONFIG,
-    RUN_OR_CHECKPOINT,
-    missing_run,
-    read_model,
-    read_settings,
-    require_mlm_head,
-)
+from bert_jax.runs import settings
 from bert_jax.section import at, under
 from bert_jax.tasks.section import FinetuneSection, TaskSection
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -66,7 +54,7 @@ def pretraining_inputs(
     *,
     tokenizer: str,
     model: ModelSection | None,
-    objective: Registered,
+    objective: registry.Registered,
     train: TrainSection,
     optimizer: OptimizerSection,
 ) -> Iterator[Check]:
@@ -111,7 +99,7 @@ def pretraining_inputs(
             with at(place) if evaluation else under(f"train.phases.{index}", PhaseSection):
                 for split in (VALIDATION,) if evaluation else made.splits:
                     check_row_length(phase.seq_length, open_dataset(path, split).lengths)
-        check_pairing(
+        registry.check_pairing(
             phase.objective or objective,
             made.pairing.kind,
             dataset=path,
@@ -124,7 +112,7 @@ def pretraining_inputs(
     yield "tokenizer", check_tokenizer
     yield "model", check_model
     yield "schedule", check_schedule
-    if (teacher := teacher_of(objective)) is not None and is_hub_name(teacher):
+    if (teacher := registry.teacher_of(objective)) is not None and is_hub_name(teacher):
         yield "objective", lambda: _unread(teacher)
     for index, phase in enumerate(train.phases):
         for path in phase.paths:
@@ -144,14 +132,14 @@ def _unread(path: str) -> str:
 
 
 def check_masks(
-    train: TrainSection, *, tokenizer: str, objective: Registered, seed: int
+    train: TrainSection, *, tokenizer: str, objective: registry.Registered, seed: int
 ) -> Iterator[Finding]:
     """Yields a finding for each local dataset whose words a phase masks.
 
     Skips inputs that other checks refuse.
     """
     for phase, root in ((each, path) for each in train.phases for path in each.paths):
-        masking = masking_of(phase.objective or objective)
+        masking = registry.masking_of(phase.objective or objective)
         if masking is None or is_remote(root) or not (epath.Path(root) / PROVENANCE_NAME).exists():
             continue
         try:
@@ -206,9 +194,9 @@ def check_origin(origin: str, fits: Callable[[Any], None] = lambda architecture:
             if (root / name).exists():
                 fits(read_json_object(root / name))
         return f"{origin} is imported when the run starts"
-    if not (root / CONFIG).exists():
-        raise missing_run(root, allowed=RUN_OR_CHECKPOINT)
-    model = read_settings(root).get("model")
+    if not (root / settings.CONFIG).exists():
+        raise settings.missing_run(root, allowed=settings.RUN_OR_CHECKPOINT)
+    model = settings.read_settings(root).get("model")
     if isinstance(model, dict):
         fits(model.get("architecture"))
     return f"{origin} is a run"
@@ -229,10 +217,12 @@ def require_fill_mask_inputs(source: str, texts: Sequence[str]) -> None:
     root = epath.Path(source)
     if is_remote(source) or is_hub_name(source):
         return
-    if (root / CONFIG).exists():
-        require_mlm_head(read_model(root, read_settings(root)).heads, name=source)
+    if (root / settings.CONFIG).exists():
+        settings.require_mlm_head(
+            settings.read_model(root, settings.read_settings(root)).heads, name=source
+        )
     elif not root.is_dir() and not any(root.parent.glob("*.index")):  # TensorFlow checkpoints
-        raise missing_run(root, allowed=RUN_OR_CHECKPOINT)
+        raise settings.missing_run(root, allowed=settings.RUN_OR_CHECKPOINT)
 
 
 def _check_input(task: TaskSection, name: str, path: str) -> str:

@@ -20,17 +20,10 @@ from etils import epath
 
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
+from bert_jax.launch import launcher
 from bert_jax.launch.assignment import host_variables, variables
 from bert_jax.launch.bundle import startup_script
 from bert_jax.launch.job import Attempt
-from bert_jax.launch.launcher import (
-    Existing,
-    Observation,
-    Owner,
-    Request,
-    State,
-    require_ours,
-)
 
 _RECORD: Final = "machine.json"
 _TPU_LIBRARY: Final = "TPU_LIBRARY_PATH"  # JAX sets it in its own process
@@ -143,11 +136,11 @@ class LocalLauncher:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         self._directory = Path(state) / "bert-jax" / "machines"
 
-    def render(self, attempt: Attempt) -> list[Request]:
+    def render(self, attempt: Attempt) -> list[launcher.Request]:
         """Returns the hosts that would be started."""
         script = self._directory / attempt.resource / "startup.sh"
         return [
-            Request(
+            launcher.Request(
                 what=f"host {worker} of {attempt.hosts}, a process of this machine",
                 body=json.dumps(_process_variables(attempt, worker, port=0), indent=1),
                 command=f"bash {script}",
@@ -158,7 +151,7 @@ class LocalLauncher:
     def create(self, attempt: Attempt) -> None:
         """Starts the hosts that are not alive. Raises NotOurs if another job has the name."""
         directory = self._directory / attempt.resource
-        script, owner = directory / "startup.sh", Owner.of(attempt)
+        script, owner = directory / "startup.sh", launcher.Owner.of(attempt)
         found = _read(directory)
         if found is None:
             with socket.create_server(("127.0.0.1", 0)) as server:
@@ -168,7 +161,7 @@ class LocalLauncher:
             write_whole(script, startup_script())
             write_whole(directory / _RECORD, json.dumps(found))
         else:
-            require_ours(attempt, _owner(found), attempt.resource, where="this machine")
+            launcher.require_ours(attempt, _owner(found), attempt.resource, where="this machine")
         hosts = LocalMachine(directory)
         for worker in range(attempt.hosts):
             values = os.environ | _process_variables(attempt, worker, port=found["port"])
@@ -178,39 +171,41 @@ class LocalLauncher:
                 values.pop(_TPU_LIBRARY, None)
             hosts.start(worker, script, values, cwd=attempt.job.working_directory)
 
-    def observe(self, attempt: Attempt) -> Observation:
+    def observe(self, attempt: Attempt) -> launcher.Observation:
         """Returns ACTIVE while a host is alive, otherwise FAILED, even after success."""
-        return self._observe(attempt.resource, Owner.of(attempt))
+        return self._observe(attempt.resource, launcher.Owner.of(attempt))
 
     def delete(self, attempt: Attempt) -> None:
         """Ends the hosts; gives the run time to save."""
-        self._delete(attempt.resource, Owner.of(attempt))
+        self._delete(attempt.resource, launcher.Owner.of(attempt))
 
-    def remove(self, existing: Existing) -> None:
+    def remove(self, existing: launcher.Existing) -> None:
         """Ends the hosts of machines that `existing()` returned."""
         self._delete(existing.resource, existing.owner)
 
-    def existing(self) -> list[Existing]:
+    def existing(self) -> list[launcher.Existing]:
         """Returns all machines of this user's jobs; live processes count as billing."""
         found = []
         for directory in sorted(path.parent for path in self._directory.glob(f"*/{_RECORD}")):
             if (record := _read(directory)) is not None:
                 state = self._observe(directory.name, _owner(record)).state
-                bills = state is State.ACTIVE
-                found.append(Existing(_owner(record), directory.name, "local", state, bills))
+                bills = state is launcher.State.ACTIVE
+                found.append(
+                    launcher.Existing(_owner(record), directory.name, "local", state, bills)
+                )
         return found
 
-    def _observe(self, resource: str, owner: Owner) -> Observation:
+    def _observe(self, resource: str, owner: launcher.Owner) -> launcher.Observation:
         directory = self._directory / resource
         found = _read(directory)
         if found is None or not _owner(found).is_job(owner):
-            return Observation(State.ABSENT)
+            return launcher.Observation(launcher.State.ABSENT)
         hosts = LocalMachine(directory)
         if any(hosts.alive(worker) for worker in range(found["hosts"])):
-            return Observation(State.ACTIVE)
-        return Observation(State.FAILED, "no process is running")
+            return launcher.Observation(launcher.State.ACTIVE)
+        return launcher.Observation(launcher.State.FAILED, "no process is running")
 
-    def _delete(self, resource: str, owner: Owner) -> None:
+    def _delete(self, resource: str, owner: launcher.Owner) -> None:
         directory = self._directory / resource
         found = _read(directory)
         if found is not None:  # without a record, `create` has started no host
@@ -229,8 +224,8 @@ def _process_variables(attempt: Attempt, worker: int, *, port: int) -> dict[str,
     return values
 
 
-def _owner(found: Mapping[str, Any]) -> Owner:
-    return Owner(found["job"], found["directory"])
+def _owner(found: Mapping[str, Any]) -> launcher.Owner:
+    return launcher.Owner(found["job"], found["directory"])
 
 
 def _read(directory: Path) -> dict[str, Any] | None:

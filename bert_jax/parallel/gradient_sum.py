@@ -11,15 +11,7 @@ from typing import Final
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from bert_jax.parallel.sharding_rules import (
-    RULES,
-    LogicalAxes,
-    partition_spec,
-    per_shard,
-    split_over,
-    trained_spec,
-    whole,
-)
+from bert_jax.parallel import sharding_rules
 
 Array = jax.Array
 
@@ -30,8 +22,8 @@ _MOST: Final = 8
 def device_shares(
     share: Callable[..., Array],
     *operands: Array,
-    arguments: Sequence[LogicalAxes],
-    axes: LogicalAxes,
+    arguments: Sequence[sharding_rules.LogicalAxes],
+    axes: sharding_rules.LogicalAxes,
 ) -> Array:
     """Runs `share` on every device's shard of the operands; returns the results [batch parts, …].
 
@@ -43,13 +35,13 @@ def device_shares(
         arguments: logical axes of each operand.
         axes: logical axes of the result of `share`.
     """
-    run = per_shard(
+    run = sharding_rules.per_shard(
         lambda *own: (share(*own)[None],), arguments=arguments, results=[("batch", *axes)]
     )
     return run(*operands)[0]
 
 
-def summed_shares(shares: Array, stored: LogicalAxes) -> Array:
+def summed_shares(shares: Array, stored: sharding_rules.LogicalAxes) -> Array:
     """Returns the sum of the shares, with the parameter's sharding between steps.
 
     `shares` is [batch parts, …] in the dtype of the sum. `stored` are the parameter's logical axes.
@@ -57,13 +49,13 @@ def summed_shares(shares: Array, stored: LogicalAxes) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or len(shares) == 1:
         return shares[0]
-    spec = trained_spec(mesh, stored, shares.shape[1:])
-    split = [axis for axis in RULES["batch"] if mesh.shape[axis] > 1]
+    spec = sharding_rules.trained_spec(mesh, stored, shares.shape[1:])
+    split = [axis for axis in sharding_rules.RULES["batch"] if mesh.shape[axis] > 1]
 
     def summed(own: Array) -> Array:
         found, left = own[0], list(split)
         found = with_layout_constraint(found, Layout(tuple(range(found.ndim))))
-        for dimension, names in enumerate(split_over(spec)):
+        for dimension, names in enumerate(sharding_rules.split_over(spec)):
             for axis in (name for name in names if name in split):
                 found = _scattered(found, axis, dimension, size=mesh.shape[axis])
                 left.remove(axis)
@@ -71,7 +63,7 @@ def summed_shares(shares: Array, stored: LogicalAxes) -> Array:
 
     return jax.shard_map(
         summed,
-        in_specs=partition_spec(("batch", *whole(stored))),
+        in_specs=sharding_rules.partition_spec(("batch", *sharding_rules.whole(stored))),
         out_specs=spec,
         check_vma=False,
     )(shares)

@@ -14,13 +14,7 @@ from bert_jax.errors import UserError, differing
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.sharding_rules import gathered
 from bert_jax.task import Params, Task
-from bert_jax.train.state import (
-    DrawParams,
-    define_model,
-    gather_whole,
-    named,
-    trained_params,
-)
+from bert_jax.train import state
 
 
 class FrozenParams(NamedTuple):
@@ -36,7 +30,7 @@ NONE_FROZEN: Final = FrozenParams({}, {})
 def abstract_frozen(task: Task, mesh: Mesh) -> Params:
     """Returns the abstract parameters of a task's frozen models, sharded as between steps."""
     return {
-        name: trained_params(define_model(model.build), mesh)
+        name: state.trained_params(state.define_model(model.build), mesh)
         for name, model in task.frozen_models().items()
     }
 
@@ -62,8 +56,8 @@ def hash_params(params: Params) -> str:
     Every process must call it. Gathers one array at a time.
     """
     digest = hashlib.sha256()
-    for name, leaf in sorted(named(params)):
-        array = np.asarray(gather_whole(leaf))
+    for name, leaf in sorted(state.named(params)):
+        array = np.asarray(state.gather_whole(leaf))
         digest.update(f"{name} {array.dtype}{list(array.shape)}\n".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.hexdigest()
@@ -81,7 +75,7 @@ def check_frozen(
             )
 
 
-def initial_params(task: Task, frozen: Params, abstract: Params, draw: DrawParams) -> Params:
+def initial_params(task: Task, frozen: Params, abstract: Params, draw: state.DrawParams) -> Params:
     """Returns initial parameters: from the frozen models if they give some, the others drawn.
 
     `frozen` has the parameters of the frozen models by name. Every process must call it. Raises
@@ -97,7 +91,7 @@ def initial_params(task: Task, frozen: Params, abstract: Params, draw: DrawParam
 def bind(task: Task, params: Params) -> dict[str, nnx.Module]:
     """Returns a task's frozen models with these parameters, for `Task.loss`."""
     return {
-        name: nnx.merge(define_model(model.build).graphdef, params[name])
+        name: nnx.merge(state.define_model(model.build).graphdef, params[name])
         for name, model in task.frozen_models().items()
     }
 
@@ -105,6 +99,6 @@ def bind(task: Task, params: Params) -> dict[str, nnx.Module]:
 def gather(task: Task, params: Params) -> Params:
     """Returns frozen parameters gathered over the data axis, for a loop over microbatches."""
     return {
-        name: tree.map(gathered, params[name], define_model(model.build).axes)
+        name: tree.map(gathered, params[name], state.define_model(model.build).axes)
         for name, model in task.frozen_models().items()
     }

@@ -27,13 +27,7 @@ from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.planning.prices import load_prices
 from bert_jax.section import need
-from bert_jax.verbs.submit_checks import (
-    PreparedJob,
-    checked_offline,
-    checked_online,
-    price_accepted,
-    require_limit,
-)
+from bert_jax.verbs import submit_checks
 from bert_jax.verbs.watch import Confirm, Say, lease, outcome_line, unwatched_line, watch_job
 from bert_jax.version import __version__
 
@@ -82,13 +76,13 @@ def submit(
     confirm, config = confirm or (lambda question: True), as_config(config, overrides)
     prepared = prepare_job(config, verb=verb, prices=prices)
     launcher = launcher_for(prepared.job.submit)
-    prepared = checked_offline(prepared, say=say)
-    require_limit(prepared.job, no_limit=no_limit)
+    prepared = submit_checks.checked_offline(prepared, say=say)
+    submit_checks.require_limit(prepared.job, no_limit=no_limit)
     require_credentials(prepared.job.submit.bucket or "")
     if config.submit is None or config.submit.name is None:
         prepared = _with_free_name(prepared)
-    job = checked_online(prepared, planned=planned, say=say)
-    if not price_accepted(job, confirm):
+    job = submit_checks.checked_online(prepared, planned=planned, say=say)
+    if not submit_checks.price_accepted(job, confirm):
         raise UserError("submit.cancelled", "cancelled. Use --yes to skip the confirmation.")
     if (lock := job.submit.installed) is not None:
         say(f"{job.name}: hosts install {versions_line(lock)}")
@@ -109,7 +103,7 @@ def submit(
     return state
 
 
-def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> PreparedJob:
+def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> submit_checks.PreparedJob:
     """Returns the job of a configuration, and its hosts' configuration. Needs no network.
 
     Raises UserError if a setting is missing or does not fit.
@@ -158,7 +152,7 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
         version=__version__,
         submitted=time.time(),
     )
-    return PreparedJob(job, parse_config(values, source="submit"), uploads)
+    return submit_checks.PreparedJob(job, parse_config(values, source="submit"), uploads)
 
 
 def dry_run_text(
@@ -170,7 +164,7 @@ def dry_run_text(
     """
     warnings: list[str] = []
     prepared = prepare_job(config, verb=verb, prices=prices)
-    prepared = checked_offline(prepared, say=warnings.append)
+    prepared = submit_checks.checked_offline(prepared, say=warnings.append)
     section = prepared.job.submit
     if section.on != ("local",) and section.launcher != "gke" and section.project is None:
         section = section.model_copy(update={"project": _NO_PROJECT})
@@ -206,7 +200,7 @@ def _bucket(section: SubmitSection) -> str:
     return bucket.rstrip("/")
 
 
-def _with_free_name(prepared: PreparedJob) -> PreparedJob:
+def _with_free_name(prepared: submit_checks.PreparedJob) -> submit_checks.PreparedJob:
     """Returns the job under a free name: ``base-2`` if the job ``base`` has ended."""
     job = prepared.job
     name, number = job.name, 1

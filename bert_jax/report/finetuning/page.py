@@ -9,14 +9,9 @@ from typing import Any, NamedTuple
 from bert_jax.errors import counted
 from bert_jax.model.section import ProblemName
 from bert_jax.report.charts import STYLES, Chart, Series, line_chart
+from bert_jax.report.finetuning import classification
 from bert_jax.report.finetuning.answers import answers
 from bert_jax.report.finetuning.attention import SCALE, AttentionMaps
-from bert_jax.report.finetuning.classification import (
-    choices,
-    multi_label,
-    regression,
-    single_label,
-)
 from bert_jax.report.finetuning.tokens import labelled_words
 from bert_jax.report.rendering import (
     Cell,
@@ -174,12 +169,12 @@ def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> Vie
     if inputs.kind == "question_answering":
         return answers(records, f1=inputs.f1[split])
     if inputs.kind == "multiple_choice":
-        return choices(records)
+        return classification.choices(records)
     if inputs.problem == "regression":
-        return regression(records)
+        return classification.regression(records)
     if inputs.problem == "multi_label":
-        return multi_label(records, labels=inputs.labels)
-    return single_label(records, labels=inputs.labels)
+        return classification.multi_label(records, labels=inputs.labels)
+    return classification.single_label(records, labels=inputs.labels)
 
 
 def _sweep(seeds: Sequence[Mapping[str, Any]], metric: str) -> tuple[Table, Table] | None:
