@@ -180,7 +180,14 @@ def prose_paragraphs(text: str) -> list[str]:
     Code, doctest sessions, signatures, grammar, tables, headings and lists of names are dropped.
     The marks of emphasis, literals, roles, bullets and footnote references are removed.
     """
-    return [paragraph for paragraph in map(_plain, _blocks(text)) if _is_prose(paragraph)]
+    paragraphs = []
+    for block in _blocks(text):
+        plain = _ROLE.sub("", block)
+        for marked in (_LITERAL, _EMPHASIS, _QUOTED_NAME):
+            plain = marked.sub(r"\1", plain)
+        plain = _REFERENCE.sub("", plain).replace("::", ":").replace("`", "")
+        paragraphs.append(_HYPHEN_BREAK.sub("-", " ".join(plain.split())))
+    return list(filter(_is_prose, paragraphs))
 
 
 def _blocks(text: str) -> Iterator[str]:
@@ -208,14 +215,6 @@ def _blocks(text: str) -> Iterator[str]:
         if not lines:
             indent = here
         lines.append(stripped)
-
-
-def _plain(block: str) -> str:
-    block = _ROLE.sub("", block)
-    for marked in (_LITERAL, _EMPHASIS, _QUOTED_NAME):
-        block = marked.sub(r"\1", block)
-    block = _REFERENCE.sub("", block).replace("::", ":").replace("`", "")
-    return _HYPHEN_BREAK.sub("-", " ".join(block.split()))
 
 
 def _is_prose(paragraph: str) -> bool:

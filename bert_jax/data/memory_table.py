@@ -64,7 +64,12 @@ class MemoryTable:
         """
         each = enumerate(_each(rows, name), start=1)
         found = tuple(_row(row, f"{name}: row {at}") for at, row in each)
-        return cls(found, _classes(rows), name)
+        if hasattr(rows, "to_pylist"):  # pyarrow
+            schema: Any = getattr(rows, "schema", None)
+            return cls(found, names_of_schema(getattr(schema, "metadata", None)), name)
+        features: Any = getattr(rows, "features", None)  # `datasets`
+        known = hasattr(features, "to_dict")
+        return cls(found, names_of_features(features.to_dict()) if known else {}, name)
 
     def named(self, names: Sequence[str]) -> Iterator[TableRow]:
         """Yields the rows with values by column.
@@ -124,13 +129,6 @@ class MemoryTable:
                 "rows.not_json", f"a value cannot be written as JSON ({error})", place=self.name
             ) from None
         write_whole(epath.Path(path), "".join(f"{line}\n" for line in lines).encode())
-
-
-def _classes(rows: Any) -> ClassNames:
-    if hasattr(rows, "to_pylist"):  # pyarrow
-        return names_of_schema(getattr(getattr(rows, "schema", None), "metadata", None))
-    features: Any = getattr(rows, "features", None)  # `datasets`
-    return names_of_features(features.to_dict()) if hasattr(features, "to_dict") else {}
 
 
 def _each(rows: Any, name: str) -> Iterable[Any]:

@@ -91,10 +91,12 @@ class Agent:
             self._stage(assignment)
             self._reports.update(state="running")
             ending = self._run_once(assignment)
+            hosts = self._hosts(assignment)  # have the others reported, and do they run?
+            starting = {n for n, host in hosts.reports.items() if host.state in _STARTING}
             verdict = self._restarts.judge(
                 ending,
                 saved=_newest_step(assignment.config),
-                peers_ready=self._peers_ready(assignment),
+                peers_ready=not ({*hosts.missing, *starting} - {self._host.worker}),
             )
             if verdict.pause is None or self._stop.is_set():
                 self._reports.update(ending)
@@ -145,12 +147,6 @@ class Agent:
             if assignment.attempt.hosts > 1:
                 return read_hosts(self._host.files, assignment.attempt)
         return Hosts({}, [])
-
-    def _peers_ready(self, assignment: Assignment) -> bool:
-        """Returns whether every other host has reported and is past its `_STARTING` states."""
-        hosts = self._hosts(assignment)
-        starting = {n for n, host in hosts.reports.items() if host.state in _STARTING}
-        return not ({*hosts.missing, *starting} - {self._host.worker})
 
     def _decision_of_peers(self, assignment: Assignment, ending: Ending) -> RestartDecision | None:
         """Returns the decision to end if another host has finished or failed, otherwise None."""

@@ -57,7 +57,14 @@ def summed_shares(shares: Array, stored: sharding_rules.LogicalAxes) -> Array:
         found = with_layout_constraint(found, Layout(tuple(range(found.ndim))))
         for dimension, names in enumerate(sharding_rules.split_over(spec)):
             for axis in (name for name in names if name in split):
-                found = _scattered(found, axis, dimension, size=mesh.shape[axis])
+                for groups in _steps(mesh.shape[axis]):
+                    found = jax.lax.psum_scatter(
+                        found,
+                        axis,
+                        scatter_dimension=dimension,
+                        axis_index_groups=groups,
+                        tiled=True,
+                    )
                 left.remove(axis)
         return jax.lax.psum(found, tuple(left)) if left else found
 
@@ -67,15 +74,6 @@ def summed_shares(shares: Array, stored: sharding_rules.LogicalAxes) -> Array:
         out_specs=spec,
         check_vma=False,
     )(shares)
-
-
-def _scattered(x: Array, axis: str, dimension: int, *, size: int) -> Array:
-    """Returns this device's shard of the sum over a mesh axis, split along a dimension."""
-    for groups in _steps(size):
-        x = jax.lax.psum_scatter(
-            x, axis, scatter_dimension=dimension, axis_index_groups=groups, tiled=True
-        )
-    return x
 
 
 def _steps(size: int) -> Iterator[list[list[int]]]:

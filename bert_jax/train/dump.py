@@ -10,7 +10,6 @@ The directory ``<run>/bad_step_<n>/`` contains:
 `docs/reliability.md` shows how to load a dump. That needs neither the run nor pickle.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import jax
@@ -79,7 +78,14 @@ def write_dump(
     folder = spec.run_dir / f"bad_step_{bad.step}"
     process = jax.process_index()
     for stem, tree in ((BATCH, batch), (STATE, state)):
-        pieces = {key: piece for name, leaf in named(tree) for key, piece in _pieces(name, leaf)}
+        pieces = {}  # by key, such as ``mlm/bias@0:32``: this process's shards of replica 0
+        for name, leaf in named(tree):
+            for shard in leaf.addressable_shards:
+                if not shard.replica_id:
+                    spans = zip(shard.index, leaf.shape, strict=True)
+                    ends = (part.indices(size)[:2] for part, size in spans)
+                    place = ",".join(f"{start}:{stop}" for start, stop in ends)
+                    pieces[f"{name}@{place}"] = jax.device_get(shard.data)
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / f"{stem}_{process}.npz") as path, path.open("wb") as file:
             np.savez(file, allow_pickle=False, **pieces)
@@ -113,12 +119,3 @@ def _shapes(tree: Any) -> dict[str, TensorShape]:
     return {
         name: TensorShape(shape=leaf.shape, dtype=str(leaf.dtype)) for name, leaf in named(tree)
     }
-
-
-def _pieces(name: str, array: jax.Array) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (key such as ``mlm/bias@0:32``, shard) of this process's shards of replica 0."""
-    for shard in array.addressable_shards:
-        if not shard.replica_id:
-            spans = (p.indices(size) for p, size in zip(shard.index, array.shape, strict=True))
-            place = ",".join(f"{start}:{stop}" for start, stop, _ in spans)
-            yield f"{name}@{place}", jax.device_get(shard.data)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from bert_jax.errors import RunStopped
 from bert_jax.parallel.channel import current_channel
@@ -108,10 +108,11 @@ def replica_error(found: list[Deviation]) -> RunStopped:
     """Returns the error that names the deviating devices and the first deviating array."""
     outvoted = [deviation for deviation in found if deviation.outvoted]
     named = outvoted or found
-    devices = [
-        f"device {each.device.id} ({_process(each.device)}, {each.device.device_kind})"
-        for each in named
-    ]
+    channel, devices = current_channel(), []
+    for device in (each.device for each in named):
+        index = device.process_index
+        host = f" on {channel.members[index].host}" if channel else ""
+        devices.append(f"device {device.id} (process {index}{host}, {device.device_kind})")
     arrays = list(dict.fromkeys(name for each in named for name in each.arrays))
     kind, how = "no_majority", ", and no majority shows which one is right"
     if outvoted:
@@ -121,9 +122,3 @@ def replica_error(found: list[Deviation]) -> RunStopped:
         f"the replicas on {', '.join(devices)} differ{how}. Differing arrays: {len(arrays)}, first "
         f"{arrays[0]}.",
     )
-
-
-def _process(device: Any) -> str:
-    """Returns ``process 1``, or ``process 1 on host-b`` if there are several hosts."""
-    channel, index = current_channel(), device.process_index
-    return f"process {index}" + (f" on {channel.members[index].host}" if channel else "")

@@ -110,7 +110,12 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
             decay = jnp.minimum(spec.ema.decay, (1 + count) / (10 + count))
             ema = cast(Params, optax.incremental_update(params, cast(Params, ema), 1 - decay))
         changed = TrainState(state.step + 1, state.rng, params, opt_state, healthy, ema)
-        new_state = _where(healthy, changed, state._replace(healthy=healthy))
+        new_state = jax.tree.map(  # the optimizer has already chosen the moments
+            lambda new, old: new if isinstance(new, MomentsState) else jnp.where(healthy, new, old),
+            changed,
+            state._replace(healthy=healthy),
+            is_leaf=lambda node: isinstance(node, MomentsState),
+        )
 
         one = jnp.ones((), jnp.float32)
         metrics = metrics | {
@@ -122,15 +127,6 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         return new_state, StepFigures(metrics, squares)
 
     return step
-
-
-def _where(healthy: jax.Array, changed: TrainState, kept: TrainState) -> TrainState:
-    """Returns `changed` if healthy, else `kept`. The optimizer has already chosen the moments."""
-
-    def choose(new: Any, old: Any) -> Any:
-        return new if isinstance(new, MomentsState) else jnp.where(healthy, new, old)
-
-    return jax.tree.map(choose, changed, kept, is_leaf=lambda node: isinstance(node, MomentsState))
 
 
 def make_gradients(

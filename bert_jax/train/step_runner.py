@@ -133,7 +133,13 @@ class StepRunner:
             done = "skipped without an update" if bad.response == "skip" else "a spike"
             display.say(f"{bad}: {done}", style="bold yellow")
             self._write_line(bad)
-            return _thawed(state) if bad.response == "skip" else state
+            if bad.response != "skip":
+                return state
+            layout = state.step.sharding
+            step, healthy = jax.jit(
+                lambda step: (step + 1, jnp.ones((), jnp.bool_)), out_shardings=(layout, layout)
+            )(state.step)
+            return state._replace(step=step, healthy=healthy)
         if bad.response == "rollback":
             last = checkpoints.on_disk.newest() or 0
             bad = rollback_or_stop(bad, rollbacks=len(self._rollbacks.to(last)))
@@ -200,12 +206,3 @@ class StepRunner:
         self.output.writer.write(
             BAD_STEP, bad.step, {"at": bad.step, bad.response: 1, **bad.finite}
         )
-
-
-def _thawed(state: TrainState) -> TrainState:
-    """Returns a frozen state as healthy, with its step count raised by one."""
-    layout = state.step.sharding
-    step, healthy = jax.jit(
-        lambda step: (step + 1, jnp.ones((), jnp.bool_)), out_shardings=(layout, layout)
-    )(state.step)
-    return state._replace(step=step, healthy=healthy)

@@ -63,7 +63,10 @@ def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
     files, and of files in a read-only directory, is rebuilt each time. Raises UserError if a file
     cannot be read, is damaged, or has records of another kind.
     """
-    cache = _cache_of(paths)
+    names = "\n".join(path.name for path in paths)
+    digest = hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
+    local = not any(map(is_remote, paths))
+    cache = Path(paths[0]).parent / f"{_CACHE_NAME}-{digest}" if local else None
     if cache is not None and (cached := _read(cache, paths)) is not None:
         return cached
     index = _build(paths)
@@ -76,14 +79,6 @@ def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
         # Read again as a memory map, which worker processes share.
         return _read(cache, paths) or index
     return index
-
-
-def _cache_of(paths: Sequence[epath.Path]) -> Path | None:
-    if any(map(is_remote, paths)):
-        return None
-    names = "\n".join(path.name for path in paths)
-    digest = hashlib.blake2b(names.encode(), digest_size=4).hexdigest()
-    return Path(paths[0]).parent / f"{_CACHE_NAME}-{digest}"
 
 
 def _read(cache: Path, paths: Sequence[epath.Path]) -> RecordIndex | None:
