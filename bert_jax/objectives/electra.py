@@ -236,7 +236,12 @@ class ReplacedTokenDetection:
         names = [name for name in sums if name.startswith(("mlm_", "replaced_"))]
         scores = means(sums, *names)
         if HISTOGRAMS in sums:
-            scores["replaced_auc"] = _area_under_curve(*sums[HISTOGRAMS])
+            # The share of pairs in which the replaced token has the higher logit. Two logits in a
+            # bin count as half.
+            replaced, original = map(np.atleast_1d, sums[HISTOGRAMS])
+            won = replaced @ (np.cumsum(original) - original / 2)
+            pairs = max(replaced.sum() * original.sum(), 1.0)
+            scores["replaced_auc"] = float(won / pairs)
         return {"loss": scores["mlm_loss"] + self.weight * scores["replaced_loss"], **scores}
 
 
@@ -332,17 +337,6 @@ def _histograms(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
         empty.at[places].add(each * weights) for each in (is_replaced, 1 - is_replaced)
     )
     return {HISTOGRAMS: (replaced, original)}
-
-
-def _area_under_curve(replaced: Any, original: Any) -> float:
-    """Returns the area under the ROC curve from two histograms.
-
-    It is the share of pairs in which the replaced token has a higher logit than the original one;
-    two logits in a bin count as half. Without a pair, it is 0.
-    """
-    replaced, original = np.atleast_1d(replaced), np.atleast_1d(original)
-    won = replaced @ (np.cumsum(original) - original / 2)
-    return float(won / max(replaced.sum() * original.sum(), 1.0))
 
 
 def make(

@@ -45,7 +45,15 @@ def scale_by_muon(axes: Mapping[tuple[str, ...], LogicalAxes]) -> optax.Gradient
         found: dict[int, jax.Array] = {}
         for members in of_shape.values():
             ends = list(itertools.accumulate(len(leaf) for leaf in members.values()))
-            made = _orthogonalized(jnp.concatenate(list(members.values())))
+            matrices = jnp.concatenate(list(members.values()))
+            # Each device computes whole matrices, because the iteration multiplies all rows by all
+            # rows. Zeros fill up the share of the last devices.
+            rest = -len(matrices) % parts_in_use("matrices")
+            padded = jnp.pad(matrices, ((0, rest), (0, 0), (0, 0)))
+            spread = constrain(padded, "matrices", "rest", "rest")
+            made, _ = _NEWTON_SCHULZ.update(spread, _NEWTON_SCHULZ.init(spread))
+            assert isinstance(made, jax.Array)
+            made = RMS * math.sqrt(max(matrices.shape[1:])) * made
             # The last part has the zeros.
             found |= dict(zip(members, jnp.split(made, ends), strict=False))
         names = (axes[tuple(key.key for key in path)] for path, _ in leaves)
@@ -53,20 +61,6 @@ def scale_by_muon(axes: Mapping[tuple[str, ...], LogicalAxes]) -> optax.Gradient
         return jax.tree.unflatten(structure, list(placed))
 
     return optax.chain(optax.trace(MOMENTUM, nesterov=True), optax.stateless(orthogonalize))
-
-
-def _orthogonalized(matrices: jax.Array) -> jax.Array:
-    """Returns orthogonalized matrices [count, rows, columns], and zeros after them.
-
-    Each device computes whole matrices, because the iteration multiplies all rows by all rows. The
-    zeros fill up the share of the last devices.
-    """
-    count, rows, columns = matrices.shape
-    rest = -count % parts_in_use("matrices")
-    spread = constrain(jnp.pad(matrices, ((0, rest), (0, 0), (0, 0))), "matrices", "rest", "rest")
-    made, _ = _NEWTON_SCHULZ.update(spread, _NEWTON_SCHULZ.init(spread))
-    assert isinstance(made, jax.Array)
-    return RMS * math.sqrt(max(rows, columns)) * made
 
 
 def _as_trained(update: jax.Array, names: LogicalAxes) -> jax.Array:

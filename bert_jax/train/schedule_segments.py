@@ -25,10 +25,30 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
             steps.append(phase.steps)
         else:
             steps[-1] += phase.steps
-    return [
-        _segment(first, count, optimizer, key=key, warmup_start=0 if at else optimizer.warmup_start)
-        for at, ((key, first), count) in enumerate(zip(starts, steps, strict=True))
-    ]
+    segments: list[ScheduleSegment] = []
+    for (key, first), count in zip(starts, steps, strict=True):
+        own = first.learning_rate is not None
+        peak = first.learning_rate if own else optimizer.learning_rate
+        warmup = (first.warmup_steps if own else optimizer.warmup_steps) or 0
+        start = 0 if segments else optimizer.warmup_start
+        segment = ScheduleSegment(count, peak or 0.0, warmup, warmup_start=start)
+        rising = segment.rising_steps
+        if rising > count:
+            place = f"{key if own else 'optimizer'}.warmup_steps"
+            raise UserError.wrong("optimizer.warmup", rising, f"at most {count}", place=place)
+        share = optimizer.decay_fraction if first.decay_fraction is None else first.decay_fraction
+        decay = None if share is None else math.floor(share * count + 1e-9)
+        if decay is None and optimizer.decay != "linear":
+            place = "optimizer.decay"
+            raise UserError(place, f"{optimizer.decay} lacks decay_fraction", place=place)
+        if rising + (decay or 0) > count:
+            raise UserError(
+                "optimizer.decay_fraction",
+                f"found {share}, {decay} steps after {rising} of warm-up, allowed: {count} in all",
+                place=f"{'optimizer' if first.decay_fraction is None else key}.decay_fraction",
+            )
+        segments.append(segment._replace(decay_steps=decay, shape=optimizer.decay))
+    return segments
 
 
 def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
@@ -40,39 +60,6 @@ def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
             raise UserError(
                 "phases.warmup", f"found {found} without learning_rate", place=f"{key}.{name}"
             )
-
-
-def _segment(
-    first: PhaseSection, steps: int, optimizer: OptimizerSection, *, key: str, warmup_start: int
-) -> ScheduleSegment:
-    """Returns the segment that begins with a phase. Raises UserError like `schedule_segments`.
-
-    `key` is the key of the phase.
-    """
-    own = first.learning_rate is not None
-    peak = first.learning_rate if own else optimizer.learning_rate
-    warmup = (first.warmup_steps if own else optimizer.warmup_steps) or 0
-    segment = ScheduleSegment(steps, peak or 0.0, warmup, warmup_start=warmup_start)
-    rising = segment.rising_steps
-    if rising > steps:
-        raise UserError(
-            "optimizer.warmup",
-            f"found {rising}, allowed: at most {steps}, the steps of its schedule",
-            place=f"{key if own else 'optimizer'}.warmup_steps",
-        )
-    share = optimizer.decay_fraction if first.decay_fraction is None else first.decay_fraction
-    decay = None if share is None else math.floor(share * steps + 1e-9)
-    if decay is None and optimizer.decay != "linear":
-        raise UserError(
-            "optimizer.decay", f"{optimizer.decay} lacks decay_fraction", place="optimizer.decay"
-        )
-    if rising + (decay or 0) > steps:
-        raise UserError(
-            "optimizer.decay_fraction",
-            f"found {share}, {decay} steps after {rising} of warm-up, allowed: {steps} in all",
-            place=f"{'optimizer' if first.decay_fraction is None else key}.decay_fraction",
-        )
-    return segment._replace(decay_steps=decay, shape=optimizer.decay)
 
 
 def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:

@@ -105,22 +105,16 @@ class Deberta(PostNormModel):
 
         The head reads the sum of the state of a token and the state of the [CLS] of its example.
         """
-        return self.replaced_tokens(hidden_BLD + _cls_of_tokens(hidden_BLD, segment_ids))
-
-
-def _cls_of_tokens(hidden_BLD: Array, segment_ids: Array) -> Array:
-    """Returns the state of [CLS] of each token's example, [B, L, D].
-
-    It is a product with a one-hot matrix, which is cheaper than a gather and its gradient.
-    """
-    is_first_BL = segment_ids != jnp.pad(segment_ids, ((0, 0), (1, 0)))[:, :-1]
-    one_hot_BLL = (segment_ids[:, :, None] == segment_ids[:, None]) & is_first_BL[:, None]
-    return jnp.einsum(
-        "blm,bmd->bld",
-        one_hot_BLL.astype(hidden_BLD.dtype),
-        hidden_BLD,
-        precision=precision_of(hidden_BLD.dtype),
-    )
+        is_first_BL = segment_ids != jnp.pad(segment_ids, ((0, 0), (1, 0)))[:, :-1]
+        one_hot_BLL = (segment_ids[:, :, None] == segment_ids[:, None]) & is_first_BL[:, None]
+        # A product with a one-hot matrix is cheaper than a gather and its gradient.
+        cls_BLD = jnp.einsum(
+            "blm,bmd->bld",
+            one_hot_BLL.astype(hidden_BLD.dtype),
+            hidden_BLD,
+            precision=precision_of(hidden_BLD.dtype),
+        )
+        return self.replaced_tokens(hidden_BLD + cls_BLD)
 
 
 MODEL = Deberta
