@@ -108,7 +108,10 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
             )
         task = RowTask.of(model, run)
         results = results_of_head(heads, threshold=_threshold(opened))
-        max_length = _max_length(section, task.max_length, task.max_length)
+        max_length = section.max_length or task.max_length
+        if max_length > task.max_length:
+            place, allowed = "score.max_length", f"4 to {task.max_length}"
+            raise UserError.wrong(place, max_length, allowed, place=place)
         if isinstance(results, Tags):
             _refuse(section, "pair", section.pair, "a head that tags words")
             _refuse(section, "max_length", section.max_length, "a head that tags words")
@@ -155,15 +158,6 @@ def vector_settings(
 def _threshold(opened: OpenModel) -> float:
     task = section_of(opened.run).task if opened.run and opened.run.is_fine_tuned else None
     return task.threshold if isinstance(task, TableSection) else _THRESHOLD
-
-
-def _max_length(section: ScoreSection, default: int, positions: int) -> int:
-    found = section.max_length or default
-    if found > positions:
-        raise UserError.wrong(
-            "score.max_length", found, f"4 to {positions}", place="score.max_length"
-        )
-    return found
 
 
 def _refuse(section: ScoreSection, name: str, found: object, what: str) -> None:

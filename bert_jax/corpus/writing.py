@@ -49,7 +49,14 @@ class PartWriter:
                     lines.write(f"{text}\n".encode())
                 return
             if self._parquet is None:
-                _require_storable(table.schema)
+                try:
+                    pq.ParquetWriter(pa.BufferOutputStream(), table.schema).close()
+                except pa.ArrowNotImplementedError as error:
+                    raise UserError(
+                        "score.not_parquet",
+                        f"{first_line(error)}. Leave it out.",
+                        place="score.columns",
+                    ) from None
                 self._parquet = self._files.enter_context(
                     pq.ParquetWriter(self._path, table.schema, compression="zstd")
                 )
@@ -94,16 +101,6 @@ class PartWriter:
         raise UserError.wrong(
             "score.not_json", f"a {type(value).__name__}", "JSON's types", place="score.columns"
         )
-
-
-def _require_storable(schema: pa.Schema) -> None:
-    """Raises UserError if Parquet lacks a type, such as an object without keys."""
-    try:
-        pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
-    except pa.ArrowNotImplementedError as error:
-        raise UserError(
-            "score.not_parquet", f"{first_line(error)}. Leave it out.", place="score.columns"
-        ) from None
 
 
 @contextlib.contextmanager

@@ -53,22 +53,17 @@ def parquet_rows(
         try:
             rows = batch.to_pylist()
         except (ValueError, OverflowError):
-            _refuse_row(path, batch, first=first)
+            for row in range(batch.num_rows):
+                try:
+                    batch.slice(row, 1).to_pylist()
+                except UnicodeDecodeError as error:
+                    raise not_utf8(f"{path}: row {first + row}", error) from None
+                except (ValueError, OverflowError) as error:
+                    raise UserError(
+                        "parquet.value",
+                        f"unreadable ({first_line(error)})",
+                        place=f"{path}: row {first + row}",
+                    ) from None
             raise
         yield from rows
         first += batch.num_rows
-
-
-def _refuse_row(path: epath.PathLike, batch: Any, *, first: int) -> None:
-    """Raises UserError for the first row of a batch that cannot be converted."""
-    for row in range(batch.num_rows):
-        try:
-            batch.slice(row, 1).to_pylist()
-        except UnicodeDecodeError as error:
-            raise not_utf8(f"{path}: row {first + row}", error) from None
-        except (ValueError, OverflowError) as error:
-            raise UserError(
-                "parquet.value",
-                f"unreadable ({first_line(error)})",
-                place=f"{path}: row {first + row}",
-            ) from None

@@ -192,7 +192,14 @@ class ReplacedTokenDetection:
         weights_BL = token_weights(batch)
         metrics |= _detection(logits_BL, seen.is_replaced, weights_BL)
         if rngs.dropout is None:
-            metrics |= _histograms(logits_BL, seen.is_replaced, weights_BL)
+            bins = jnp.floor(logits_BL.astype(jnp.float32) * BINS_PER_UNIT) + BINS // 2
+            places = jnp.clip(bins, 0, BINS - 1).astype(jnp.int32)
+            empty = jnp.zeros(BINS, jnp.float32)
+            replaced, original = (
+                empty.at[places].add(each * weights_BL)
+                for each in (seen.is_replaced, 1 - seen.is_replaced)
+            )
+            metrics |= {HISTOGRAMS: (replaced, original)}
         found = metrics["replaced_loss"][0] / divisors["replaced"]
         return metrics["mlm_loss"][0] / divisors["mlm"] + self.weight * found, metrics
 
@@ -326,17 +333,6 @@ def _detection(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
         "replaced_precision": (right, (found * weights).sum()),
         "replaced_recall": (right, (is_replaced * weights).sum()),
     }
-
-
-def _histograms(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
-    """Returns how many replaced and how many original tokens have a logit in each bin, [BINS]."""
-    bins = jnp.floor(logits.astype(jnp.float32) * BINS_PER_UNIT) + BINS // 2
-    places = jnp.clip(bins, 0, BINS - 1).astype(jnp.int32)
-    empty = jnp.zeros(BINS, jnp.float32)
-    replaced, original = (
-        empty.at[places].add(each * weights) for each in (is_replaced, 1 - is_replaced)
-    )
-    return {HISTOGRAMS: (replaced, original)}
 
 
 def make(

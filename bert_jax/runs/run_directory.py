@@ -139,7 +139,13 @@ def claim_run(
                 "run.not_a_run", f"{root} has {foreign[0]}. Choose a new one.", place="run_dir"
             )
         if not (root / CONFIG).exists():
-            _refuse_inside(root)
+            # A copy of an outer directory would include the run, and so would its removal.
+            for above in () if is_remote(root) else epath.Path(absolute(str(root))).parents:
+                dataset = (above / PROVENANCE).exists() and (above / "dataset_info.json").exists()
+                if dataset or is_run(above):
+                    raise UserError(
+                        "run.nested", f"{root} is inside {above}. Choose another.", place="run_dir"
+                    )
             if files := [each.name for each in root.glob("[!.]*") if each.is_file()]:
                 tell(f"run_dir: {root} has other files, such as {min(files)}")
         else:
@@ -186,19 +192,6 @@ def read_run_provenance(root: epath.Path) -> dict[str, Any]:
     Raises UserError if the file was changed.
     """
     return read_sealed(root / PROVENANCE) if (root / PROVENANCE).exists() else {}
-
-
-def _refuse_inside(root: epath.Path) -> None:
-    """Raises UserError if a new local run is inside a dataset or another run.
-
-    A copy of the outer directory would include the run, and so would its removal.
-    """
-    for above in () if is_remote(root) else epath.Path(absolute(str(root))).parents:
-        dataset = (above / PROVENANCE).exists() and (above / "dataset_info.json").exists()
-        if dataset or is_run(above):
-            raise UserError(
-                "run.nested", f"{root} is inside {above}. Choose another.", place="run_dir"
-            )
 
 
 def _same_verb(run: Run, verb: RunVerb) -> None:

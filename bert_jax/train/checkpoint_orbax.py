@@ -154,7 +154,16 @@ class OrbaxFiles:
             partial_restore=len(read) < len(stored),
         )
         restored = self._arrays.restore(directory, args=args)
-        _refuse_non_finite(restored, where=directory)
+        # The devices check the arrays; only one flag per array is copied to the host.
+        leaves = [
+            (n, leaf) for n, leaf in named(restored) if jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+        finite = jax.device_get(_all_finite([leaf for _, leaf in leaves]))
+        for (name, _), sound in zip(leaves, finite, strict=True):
+            if not sound:
+                raise UserError(
+                    "checkpoint.not_finite", f"tensor {name} has NaN or infinity", place=directory
+                )
         return restored
 
     def parts(self, directory: epath.Path) -> Mapping[str, Any]:
@@ -273,20 +282,6 @@ def _check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
                 "checkpoint.tensor_form",
                 f"tensor {name} is {have.dtype}{[*have.shape]}, not {want.dtype}{[*want.shape]}",
                 place=where,
-            )
-
-
-def _refuse_non_finite(tree: Any, *, where: epath.Path) -> None:
-    """Raises UserError if an array contains NaN or infinity.
-
-    The devices check the arrays; only one flag per array is copied to the host.
-    """
-    leaves = [(n, leaf) for n, leaf in named(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    finite = jax.device_get(_all_finite([leaf for _, leaf in leaves]))
-    for (name, _), sound in zip(leaves, finite, strict=True):
-        if not sound:
-            raise UserError(
-                "checkpoint.not_finite", f"tensor {name} has NaN or infinity", place=where
             )
 
 

@@ -231,10 +231,10 @@ class Checkpointer:
     def _fail(self, step: int, error: SaveFailed) -> None:
         """Records and reports a failed save, and deletes its files."""
         self._found.sweep(failed=step)
-        steps = self._found.steps()
+        last = max(self._found.steps(), default="none")
         self._failed = RunStopped(
             "checkpoint.not_saved",
-            f"{step} was NOT SAVED ({error}). Last checkpoint: {steps[-1:] or 'none'}.",
+            f"checkpoint {step} was NOT SAVED ({error}). Last checkpoint: {last}.",
             place=self._path,
         )
         self._failed.__cause__ = error

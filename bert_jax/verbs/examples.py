@@ -103,7 +103,15 @@ def _make(section: ExamplesSection, extra: ExtraOutputs, say: Callable[[str], No
         if not (extra.any and (output / PROVENANCE_NAME).exists()):
             return make_examples(section, progress=say)
         provenance = read_provenance(output)
-        _check_settings(section, provenance)
+        names = ("seed", "num_shards", "mixture", "validation_fraction")
+        held = provenance.pairing.model_dump() | {name: getattr(provenance, name) for name in names}
+        for name, value in held.items():
+            if (asked := getattr(section, name)) != value:
+                raise UserError(
+                    "examples.setting_changed",
+                    f"{asked}, but {section.output} has {value}",
+                    place=name,
+                )
         return provenance
 
 
@@ -149,17 +157,3 @@ def _write_extra(
             seed=seed,
             console=console,
         )
-
-
-def _check_settings(section: ExamplesSection, made: Provenance) -> None:
-    """Raises UserError if a finished dataset was made with other settings.
-
-    Only `make_examples` compares settings that depend on the text.
-    """
-    names = ("seed", "num_shards", "mixture", "validation_fraction")
-    held = made.pairing.model_dump() | {name: getattr(made, name) for name in names}
-    for name, value in held.items():
-        if (asked := getattr(section, name)) != value:
-            raise UserError(
-                "examples.setting_changed", f"{asked}, but {section.output} has {value}", place=name
-            )

@@ -31,7 +31,14 @@ def write_tfrecords(
     """
     written = {}
     for dataset in datasets:
-        _check(dataset, rows)
+        kind = dataset.provenance.pairing.kind
+        if kind != "nsp":
+            raise UserError.wrong("tfrecords.pairing", kind, "nsp", place=dataset.directory)
+        longest = int(dataset.lengths.max())
+        if longest > rows.seq_length:
+            raise UserError.wrong(
+                "tfrecords.too_long", longest, f"{rows.seq_length} tokens", place=dataset.directory
+            )
     with new_directory(output) as aside:
         for dataset in datasets:
             count = len(dataset.provenance.splits[dataset.split].shards)
@@ -42,17 +49,6 @@ def write_tfrecords(
                     files[number % count].write(frame(record))
             written[dataset.split] = len(dataset)
     return written
-
-
-def _check(dataset: Dataset, rows: MaskingTransform) -> None:
-    kind = dataset.provenance.pairing.kind
-    if kind != "nsp":
-        raise UserError.wrong("tfrecords.pairing", kind, "nsp", place=dataset.directory)
-    longest = int(dataset.lengths.max())
-    if longest > rows.seq_length:
-        raise UserError.wrong(
-            "tfrecords.too_long", longest, f"{rows.seq_length} tokens", place=dataset.directory
-        )
 
 
 def _rows(dataset: Dataset, rows: MaskingTransform, *, seed: int) -> Iterator[bytes]:

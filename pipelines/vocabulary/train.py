@@ -94,22 +94,20 @@ class VocabSection(SourcesSection):
         if self.extend is None:
             refuse_ignored(self, "new_pieces", allowed="extend")
         else:
-            self._keep_tokenizer()
+            try:
+                refuse_ignored(self, *_OF_TRAINING, allowed="extend null")
+            except SettingError as error:
+                raise SettingError(
+                    "vocab.extend_setting",
+                    f"set, but {self.extend} keeps its own",
+                    place=error.place,
+                ) from None
         if self.algorithm != "wordpiece":
             refuse_ignored(self, "chinese", allowed="algorithm wordpiece")
         if self.algorithm == "byte_bpe":
             others = "algorithm wordpiece, unigram or bpe"
             refuse_ignored(self, "character_coverage", allowed=others)
         return self
-
-    def _keep_tokenizer(self) -> None:
-        """Raises SettingError for a setting of training with ``extend``."""
-        try:
-            refuse_ignored(self, *_OF_TRAINING, allowed="extend null")
-        except SettingError as error:
-            raise SettingError(
-                "vocab.extend_setting", f"set, but {self.extend} keeps its own", place=error.place
-            ) from None
 
 
 def train_vocab(

@@ -101,7 +101,12 @@ class DatasetCache:
             ):
                 if not target.exists():
                     self._copy(source, files, target, raw)
-                _hold(target)
+                # No other process deletes a locked copy. `_unused` orders copies by modification
+                # time.
+                users = os.open(_beside(target, _USERS), os.O_RDWR | os.O_CREAT, 0o666)
+                fcntl.flock(users, fcntl.LOCK_SH)
+                _held.append(users)
+                os.utime(target)
         except FileNotFoundError as error:  # an object was deleted meanwhile
             raise UserError(
                 "file.changed_in_copy", "changed during the copy. Run it again.", place=source
@@ -198,17 +203,6 @@ def _waiting(lock: filelock.BaseFileLock, say: Callable[[], None]) -> filelock.A
     except filelock.Timeout:
         say()
         return lock.acquire()
-
-
-def _hold(dataset: pathlib.Path) -> None:
-    """Locks a copy until this process ends, so that no other process deletes it.
-
-    Sets the directory's modification time, by which `_unused` orders the copies.
-    """
-    users = os.open(_beside(dataset, _USERS), os.O_RDWR | os.O_CREAT, 0o666)
-    fcntl.flock(users, fcntl.LOCK_SH)
-    _held.append(users)
-    os.utime(dataset)
 
 
 def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:

@@ -64,7 +64,11 @@ def relative_terms(table: RelativeTable, rows: np.ndarray) -> ScoreTerms:
         if table.keys is not None:
             found += _content_to_position(q, table.keys, rows, k.shape[2], queries_BQ)
         if table.queries is not None:
-            found += _position_to_content(k, table.queries, rows, queries_BQ)
+            length = k.shape[2]
+            by_key_BHLQ = _skewed(_products(k, table.queries, rows, length, sign=1))
+            if queries_BQ is not None:
+                by_key_BHLQ = jnp.take_along_axis(by_key_BHLQ, queries_BQ[:, None, None], axis=-1)
+            found += by_key_BHLQ.swapaxes(2, 3)
         return jnp.broadcast_to(found, (*q.shape[:3], k.shape[2]))
 
     return ScoreTerms(add_up, number=1 + sum(each is not None for each in table))
@@ -79,17 +83,6 @@ def _content_to_position(
         return _skewed(products_BHQE)
     places_BQL = length - 1 - queries_BQ[..., None] + jnp.arange(length)
     return jnp.take_along_axis(products_BHQE, places_BQL[:, None], axis=-1)
-
-
-def _position_to_content(
-    k_BHLK: Array, queries_RHK: Array, rows: np.ndarray, queries_BQ: Array | None
-) -> Array:
-    """Returns k · queries[distance], float32 [B, H, Q, L]."""
-    length = k_BHLK.shape[2]
-    by_key_BHLQ = _skewed(_products(k_BHLK, queries_RHK, rows, length, sign=1))
-    if queries_BQ is not None:
-        by_key_BHLQ = jnp.take_along_axis(by_key_BHLQ, queries_BQ[:, None, None], axis=-1)
-    return by_key_BHLQ.swapaxes(2, 3)
 
 
 def _products(
