@@ -82,8 +82,7 @@ class RunConfig(Section):
             if masked is not None and found not in (None, masked):
                 raise SettingError(
                     "config.max_predictions",
-                    f"found {found}, but {setting}.masking.max_predictions is {masked}. Set only "
-                    "one of them.",
+                    f"found {found}, but {setting}.masking has {masked}. Set one of them.",
                     place=f"train.phases.{index}.max_predictions",
                 )
         return self
@@ -267,10 +266,8 @@ def _parsed(overrides: Overrides) -> Iterator[_Override]:
 def _override(values: dict[str, Any], override: _Override) -> None:
     *parents, last = parts = override.key.split(".")
     if len(parents) > MAX_DEPTH:
-        raise UserError(
-            "override.depth",
-            f"found {len(parents)} dots, allowed: at most {MAX_DEPTH}",
-            place=f'"{override.text:.60}…"',
+        raise UserError.wrong(
+            "override.depth", f"{len(parents)} dots", MAX_DEPTH, place=f'"{override.text:.60}…"'
         )
     node: Any = values
     for depth, part in enumerate(parents):
@@ -280,7 +277,7 @@ def _override(values: dict[str, Any], override: _Override) -> None:
         if not isinstance(node[place], dict | list):
             raise UserError(
                 "override.below_value",
-                f"{part} is {shown(node[place])}, which has no keys below it",
+                f"{part} is {shown(node[place])}",
                 place=f'"{override.text}"',
             )
         node = node[place]
@@ -294,10 +291,10 @@ def _place(node: dict[str, Any] | list[Any], part: str, override: str, *, above:
     if part not in map(str, range(len(node))):
         last = len(node) - 1
         allowed = f"0 to {last}" if last > 0 else "0" if node else "none"
-        raise UserError(
+        raise UserError.wrong(
             "override.index",
-            f'found "{part}", allowed: {allowed}. {above} has {counted(len(node), "item")}, '
-            "counted from 0.",
+            f'"{part}"',
+            f"{allowed} ({counted(len(node), 'item')})",
             place=f'"{override}"',
         )
     return int(part)

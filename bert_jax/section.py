@@ -41,9 +41,7 @@ def check_path(path: str, *, hub: str = "") -> str:
     longest = max(len(part.encode()) for part in path.split("/"))
     if longest > _MAX_NAME or len(path.encode()) > _MAX_PATH:
         raise SettingError(
-            "path.too_long",
-            f'found "{path:.200}", allowed: up to {_MAX_PATH} bytes, and {_MAX_NAME} between two '
-            "slashes",
+            "path.too_long", f'found "{path:.200}", allowed: {_MAX_PATH} bytes, {_MAX_NAME} a name'
         )
     return os.path.expanduser(path) if path.startswith("~") else path  # a shell expands no a=~/b
 
@@ -119,20 +117,14 @@ def refuse_same_column(columns: Mapping[str, str | None]) -> None:
     for name, column in columns.items():
         if column is not None and first.setdefault(column, name) != name:
             raise SettingError(
-                "setting.same_column",
-                f'found "{column}", which is also {first[column]}, allowed: another column',
-                place=name,
+                "setting.same_column", f'found "{column}" of {first[column]}', place=name
             )
 
 
 def need(value: T | None, key: str, verb: str) -> T:
     """Returns a setting that a verb needs. Raises UserError if it is not set."""
     if value is None:
-        raise UserError(
-            "setting.needed",
-            f"missing, but `bert-jax {verb}` needs it in the configuration",
-            place=key,
-        )
+        raise UserError("setting.needed", f"missing, but `bert-jax {verb}` needs it", place=key)
     return value
 
 

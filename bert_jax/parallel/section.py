@@ -142,6 +142,7 @@ def check_batch(key: str, rows: int, *, parts: int, accumulation: int) -> None:
     if rows % unit:
         raise UserError(
             "batch.not_a_multiple",
-            f"found {rows}, allowed: a multiple of {unit} ({parts} × {accumulation})",
+            f"found {rows}, allowed: a multiple of {unit} (data × fsdp = {parts}, accumulation "
+            f"{accumulation})",
             place=key,
         )
