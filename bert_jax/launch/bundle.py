@@ -162,7 +162,9 @@ def _distribution() -> metadata.Distribution:
         installed = metadata.distribution("bert-jax")
     except metadata.PackageNotFoundError:
         raise UserError(
-            "install.requirements", "not installed. Run pip install . there.", place="bert-jax"
+            "install.requirements",
+            "imported but not installed. Run pip install . in the checkout of bert_jax.",
+            place="bert-jax",
         ) from None
     if installed.version != __version__:
         raise UserError.wrong(

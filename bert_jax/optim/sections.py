@@ -94,7 +94,9 @@ class OptimizerSection(AdamSection):
     def _is_corrected(self) -> OptimizerSection:
         if self.name == "stable_adamw" and not self.bias_correction:
             raise SettingError(
-                "optimizer.bias_correction", f"false with {self.name}", place="bias_correction"
+                "optimizer.bias_correction",
+                f"found false, allowed: true with the optimizer {self.name}",
+                place="bias_correction",
             )
         return self
 

@@ -155,7 +155,7 @@ def _slices(count: int, inside: tuple[int, int, int], devices: Sequence[Any]) ->
         )
     except (ValueError, AttributeError) as error:
         raise UserError(
-            "mesh.slices_of_devices", f"not {count} here ({first_line(error)})", place="mesh.slices"
+            "mesh.slices_of_devices", f"no {count} slices: {first_line(error)}", place="mesh.slices"
         ) from error
 
 

@@ -176,7 +176,7 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
     for key, value in zip(keys, known, strict=True):
         if value is None:
             raise UserError(
-                "processes.not_set", "missing, and not found", place=f"mesh.distributed.{key}"
+                "processes.not_set", "missing. Set it.", place=f"mesh.distributed.{key}"
             )
     address, count, index = cast(tuple[str, int, int], tuple(known))
     if index >= count:

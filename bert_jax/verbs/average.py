@@ -197,7 +197,7 @@ def _require_same(
     """Raises UserError if two models differ in tokenizer or architecture, apart from dropout."""
     if first.run.tokenizer.hash != other.run.tokenizer.hash:
         raise UserError(
-            "average.tokenizer", f"{other.name} has another than {first.name}", place="MODEL"
+            "average.tokenizer", f"{first.name}, {other.name}: different tokenizers", place="MODEL"
         )
     ours, theirs = (
         {"kind": each.kind, **each.with_dropout(0.0).model_dump()} for each in (expected, found)

@@ -106,7 +106,9 @@ def predict(
         heads = run.heads
         of_labels = heads.task == "sequence_classification" and heads.text_head is None
         if probabilities and (not of_labels or heads.problem == "regression"):
-            raise UserError("predict.probabilities", "no labels here", place="--probabilities")
+            raise UserError(
+                "predict.probabilities", "this task predicts no labels", place="--probabilities"
+            )
         loaded, family, predictor = open_predictor(
             run,
             roles=("test",) if input_path is None else ("input",),
