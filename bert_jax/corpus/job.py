@@ -100,10 +100,9 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
         except SettingError as error:
             raise error.at(f"score.{error.place}") from None
         if heads.task not in _HEADS:
-            raise UserError.wrong(
+            raise UserError(
                 "score.head",
-                describe(heads),
-                f"{commas(_HEADS)}, or score.result=vector",
+                f"found {describe(heads)}, allowed: {commas(_HEADS)}, or score.result=vector",
                 place="score.model",
             )
         task = RowTask.of(model, run)

@@ -221,7 +221,7 @@ def read_fields(
         if len(fields) > MAX_COLUMNS:
             raise UserError(
                 "table.too_many_columns",
-                f"found more than {MAX_COLUMNS:,} columns",
+                f"over {MAX_COLUMNS:,} columns",
                 place=f"{path}: line {line}",
             )
         yield line, fields

@@ -75,10 +75,9 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
     if not is_first():
         hush()
     if section.platform not in ("auto", found):
-        raise UserError.wrong(
+        raise UserError(
             "mesh.platform",
-            f'"{section.platform}"',
-            f"auto or {found} ({len(jax.devices())} devices)",
+            f'found "{section.platform}", allowed: auto, {found} ({len(jax.devices())} devices)',
             place="mesh.platform",
         )
     if found == "cpu" and jax.process_count() > 1:

@@ -88,10 +88,9 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
     accelerator, size = _NAMES.get(match["name"]), match["size"]
     if accelerator is None:
         near = did_you_mean(match["name"], _NAMES)
-        raise UserError.wrong(
+        raise UserError(
             "topology.generation",
-            f'"{text}"',
-            f"{one_of([*ACCELERATORS, *others])}{near}",
+            f'found "{text}", allowed: {one_of([*ACCELERATORS, *others])}{near}',
             place=key,
         )
     shape = _shape(accelerator, size)

@@ -86,9 +86,7 @@ def read_vocabulary(path: epath.Path) -> list[str]:
         piece = line.strip() or line
         if line.strip(" \t") != line and piece.strip():
             raise UserError(
-                "vocabulary.white_space",
-                f"found {shown(line)}, with spaces",
-                place=f"{path}: line {number}",
+                "vocabulary.white_space", f"spaces in {shown(line)}", place=f"{path}: line {number}"
             )
         if not piece or (piece.isspace() and piece.isascii()):
             raise UserError(

@@ -130,7 +130,7 @@ def _write_extra(
         found, wanted = differing(tokenizer.hash, provenance.tokenizer_hash)
         raise UserError(
             "examples.tokenizer_changed",
-            f"found {found}, but {output} has {wanted}",
+            f"{found}, {output} has {wanted}",
             place="examples.tokenizer",
         )
     masking, seed = masking_of(config.objective) or MaskingSection(), config.seed

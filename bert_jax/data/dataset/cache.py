@@ -149,10 +149,9 @@ class DatasetCache:
                 f"{self._root} has {free / 1e9:.3g} GB, but {source} needs {needed / 1e9:.3g}",
                 place="loader.cache.directory",
             )
-        raise UserError.wrong(
+        raise UserError(
             "cache.limit",
-            f"{self._limit / 1e9:g}",
-            f"{(needed + used) / 1e9:.3g}, for {source} and datasets in use",
+            f"found {self._limit / 1e9:g}, allowed: {(needed + used) / 1e9:.3g} with {source}",
             place="loader.cache.max_gb",
         )
 
