@@ -82,7 +82,7 @@ class RunConfig(Section):
             if masked is not None and found not in (None, masked):
                 raise SettingError(
                     "config.max_predictions",
-                    f"found {found}, but {setting}.masking has {masked}. Set one of them.",
+                    f"found {found}, but {setting}.masking has {masked}. Set only one of them.",
                     place=f"train.phases.{index}.max_predictions",
                 )
         return self
@@ -277,7 +277,7 @@ def _override(values: dict[str, Any], override: _Override) -> None:
         if not isinstance(node[place], dict | list):
             raise UserError(
                 "override.below_value",
-                f"{part} is {shown(node[place])}",
+                f"{part} is {shown(node[place])}, which has no keys below it",
                 place=f'"{override.text}"',
             )
         node = node[place]
@@ -291,10 +291,9 @@ def _place(node: dict[str, Any] | list[Any], part: str, override: str, *, above:
     if part not in map(str, range(len(node))):
         last = len(node) - 1
         allowed = f"0 to {last}" if last > 0 else "0" if node else "none"
-        raise UserError.wrong(
+        raise UserError(
             "override.index",
-            f'"{part}"',
-            f"{allowed} ({counted(len(node), 'item')})",
+            f'found "{part}", allowed: {allowed}. {above} has {counted(len(node), "item")}.',
             place=f'"{override}"',
         )
     return int(part)

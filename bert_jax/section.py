@@ -117,14 +117,20 @@ def refuse_same_column(columns: Mapping[str, str | None]) -> None:
     for name, column in columns.items():
         if column is not None and first.setdefault(column, name) != name:
             raise SettingError(
-                "setting.same_column", f'found "{column}" of {first[column]}', place=name
+                "setting.same_column",
+                f'found "{column}", which is also {first[column]}, allowed: another column',
+                place=name,
             )
 
 
 def need(value: T | None, key: str, verb: str) -> T:
     """Returns a setting that a verb needs. Raises UserError if it is not set."""
     if value is None:
-        raise UserError("setting.needed", f"missing, but `bert-jax {verb}` needs it", place=key)
+        raise UserError(
+            "setting.needed",
+            f"missing, but `bert-jax {verb}` needs it in the configuration",
+            place=key,
+        )
     return value
 
 

@@ -46,13 +46,17 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
         module = importlib.import_module(module_name)
     except Exception as error:  # the code of a module may raise any error
         raise UserError(
-            "function.import_failed", f'"{path}" fails to import ({first_line(error)})', place=key
+            "function.import_failed",
+            f'found "{path}", but {module_name} cannot be imported ({first_line(error)})',
+            place=key,
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
         names = [each for each, value in vars(module).items() if callable(value)]
         raise UserError(
-            "function.unknown", f'"{path}": no such function{did_you_mean(name, names)}', place=key
+            "function.unknown",
+            f'found "{path}", but it has no such function{did_you_mean(name, names)}',
+            place=key,
         )
     if not checked:  # the user's module may have imported the function from another module
         check_module(getattr(function, "__module__", None) or module_name, key=key, found=path)
@@ -70,13 +74,13 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
     if top in _FORBIDDEN:
         raise UserError(
             "function.standard_library",
-            f'found "{found:.60}", allowed: a module of your own',
+            f'found "{found:.60}" of the standard library, allowed: your own module',
             place=key,
         )
     if top == __name__.partition(".")[0] or _is_installed(top):
         raise UserError(
             "function.installed_package",
-            f'found "{found:.60}". Use a module of your own, or add {top} to {TRUSTED}.',
+            f'"{found:.60}" is an installed package. Use your own, or add {top} to {TRUSTED}.',
             place=key,
         )
 

@@ -170,7 +170,9 @@ def _already_made(
         if not is_remote(output) and not isinstance(error, OSError):
             raise
         raise UserError(
-            "examples.output_unreachable", f"{output}: {first_line(error)}", place="output"
+            "examples.output_unreachable",
+            f"{output} cannot be reached ({first_line(error)})",
+            place="output",
         ) from error
     if not output.is_dir():
         raise UserError.wrong(
@@ -180,7 +182,9 @@ def _already_made(
         # In a bucket, the shards of an unfinished run are here too.
         if any(output.iterdir()) and not Workspace(output).is_begun:
             raise UserError(
-                "examples.output_has_files", f"found other files in {output}", place="output"
+                "examples.output_has_files",
+                f"found other files in {output}, allowed: a new directory",
+                place="output",
             )
         return None
     made = read_provenance(output)

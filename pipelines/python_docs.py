@@ -86,8 +86,10 @@ def write_python_docs(
         if left < 0:
             break
     if not written:
-        raise UserError.wrong(
-            "python_docs.max_bytes", max_bytes, "the first document's size", place="max_bytes"
+        raise UserError(
+            "python_docs.max_bytes",
+            f"found {max_bytes}, allowed: at least the size of the first document",
+            place="max_bytes",
         )
     return written
 

@@ -93,7 +93,9 @@ class SourcesSection(Section):
     ) -> MixtureSection | None:
         if mixture is not None and isinstance(info.data.get("input"), tuple):
             raise SettingError(
-                "input.mixture", "allowed only with input: {en: [en/*.txt], zh: [zh/*.txt]}"
+                "input.mixture",
+                "allowed only if input has a list of files for each language, such as input: "
+                "{en: [en/*.txt], zh: [zh/*.txt]}",
             )
         return mixture
 

@@ -72,7 +72,9 @@ class Workspace:
             self._lock = stack.enter_context(hold_alone(self.output, say=self._say))
             if (self.output / PROVENANCE_NAME).exists():
                 raise UserError(
-                    "examples.just_made", "just made elsewhere. Repeat this.", place=self.output
+                    "examples.just_made",
+                    "another run has just made this dataset. Run the same command again to use it.",
+                    place=self.output,
                 )
             if not is_remote(self.output):  # a bucket has no empty directories
                 with write_errors(self.output):
@@ -111,7 +113,7 @@ class Workspace:
             elif fixed := changed - (frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS):
                 raise UserError(
                     "examples.unfinished",
-                    f"found other settings ({name_change(held, asked, fixed)}). Delete it.",
+                    f"{name_change(held, asked, fixed)} in an unfinished run. Finish or delete it.",
                     place=self.partial,
                 )
             elif changed & _OF_PARTS:

@@ -109,8 +109,10 @@ def first_process_only(function: Callable[..., None]) -> Callable[..., None]:
         section = mesh_section("auto", mesh_settings).distributed
         ignored = [item for item in mesh_settings if not item.startswith("distributed.")]
         if ignored:
-            raise UserError.wrong(
-                "mesh.ignored", ignored[0], "settings of distributed", place="--mesh"
+            raise UserError(
+                "mesh.ignored",
+                f"found {ignored[0]}, which has no effect here, allowed: settings of distributed",
+                place="--mesh",
             )
         if section.enabled:
             from bert_jax.parallel.processes import is_first_alone

@@ -150,12 +150,16 @@ def doctor(
     loaded = base.read_config(config, overrides) if config and not of_run else None
     if init_from is not None and (report_file or loaded is None or loaded.train is None):
         raise UserError(
-            "doctor.init_from", "allowed only with a pretraining CONFIG", place="--init-from"
+            "doctor.init_from",
+            "allowed only with a configuration of pretraining, and without --first-hour",
+            place="--init-from",
         )
     if report_file is not None:
         if loaded is None:
             raise UserError(
-                "first_hour.config", "missing. Give one of pretraining.", place="CONFIG"
+                "first_hour.config",
+                "missing. Give a configuration of pretraining, such as run.yaml.",
+                place="CONFIG",
             )
         from bert_jax.verbs.first_hour import first_hour
 

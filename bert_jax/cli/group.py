@@ -93,7 +93,7 @@ class Verb(click.Command):
             near = near or "; settings are key=value, such as seed=1"
         return UserError(
             "command_line.unknown_option",
-            f"unknown, allowed: {commas(options)}{near}",
+            f"no such option, allowed: {commas(options)}{near}",
             place=option,
         )
 

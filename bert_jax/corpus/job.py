@@ -162,7 +162,9 @@ def _threshold(opened: OpenModel) -> float:
 def _refuse(section: ScoreSection, name: str, found: object, what: str) -> None:
     if found is not None:
         raise UserError(
-            f"score.{name}_of_tags", f"found {found}, which {what} lacks", place=f"score.{name}"
+            f"score.{name}_of_tags",
+            f"found {found}, but {what} has no such setting",
+            place=f"score.{name}",
         )
 
 
@@ -279,7 +281,7 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, output: 
         if before.get(key) != value and key not in ("bert_jax", "score.model"):
             raise UserError(
                 "score.other_settings",
-                f"found results with {key} {before.get(key)}, not {value}. Choose another output.",
+                f"found results with {key} {before.get(key)}, but now it is {value}. Delete them.",
                 place=output,
             )
 
@@ -315,8 +317,8 @@ def _check_outputs(parts: Sequence[InputPart], *, output: str) -> None:
 def _other_input(record: PartRecord, output: epath.Path) -> UserError:
     return UserError(
         "score.other_input",
-        f"found results of {record.input['path']} in {record.output}. Choose another output.",
-        place=str(output),
+        f"found results of {record.input['path']}, which is not in score.input",
+        place=record.output,
     )
 
 

@@ -63,7 +63,9 @@ class Condition:
             return table.filter(self.expression)
         except pa.ArrowException as error:
             raise UserError(
-                "score.keep_types", f"{self._text}: {first_line(error)}", place=_KEY
+                "score.keep_types",
+                f"found {self._text}, which does not fit the columns ({first_line(error)})",
+                place=_KEY,
             ) from None
 
     def _of(self, node: ast.expr) -> Any:

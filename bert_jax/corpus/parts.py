@@ -74,11 +74,7 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
         raise UserError.wrong("input.empty", "no file", "files, folders and globs", place=_KEY)
     local = [pattern for pattern in patterns if not is_dataset_file(pattern)]
     datasets = {
-        absolute(path): path
-        for path in map(str, map(_expanded, local))
-        if all(
-            (epath.Path(path) / name).exists() for name in (PROVENANCE_NAME, "dataset_info.json")
-        )
+        absolute(path): path for path in map(str, map(_expanded, local)) if _is_dataset(path)
     }
     others = [pattern for pattern in patterns if absolute(pattern) not in datasets]
     # Two spellings of a path are one file.
@@ -92,7 +88,9 @@ def find_parts(patterns: Sequence[str], *, part_bytes: int) -> list[InputPart]:
     if twice:
         same = [part.file.path for part in parts if part.stem == twice[0]]
         raise UserError(
-            "score.same_output", f"found {commas(same)}, which both write {twice[0]}", place=_KEY
+            "score.same_output",
+            f"{commas(same)} have the same output. Score one of them with another score.output.",
+            place=_KEY,
         )
     return sorted(parts, key=lambda part: part.stem)
 
@@ -117,7 +115,9 @@ def _files_of(pattern: str) -> dict[str, FileState]:
         return _found(find_files([pattern], key=_KEY))
     if not found:
         raise UserError(
-            "score.no_file", f"found no {commas(FORMATS)} file in {pattern}", place=_KEY
+            "score.no_file",
+            f"found no file in {pattern} that ends in {commas(FORMATS)}",
+            place=_KEY,
         )
     return found
 
@@ -140,7 +140,7 @@ def require_apart(patterns: Sequence[str], parts: Sequence[InputPart], output: s
     if inside or around:
         raise UserError(
             "score.output_in_input",
-            f"found {output}, but {[*inside, *around][0]} is an input. Choose another output.",
+            f"found {output}, which may not contain, or be in, the input {[*inside, *around][0]}",
             place="score.output",
         )
 
@@ -186,6 +186,12 @@ def format_of(path: str) -> str | None:
     return None if is_packed(path) and found not in _PACKED_FORMATS else found
 
 
+def _is_dataset(path: epath.PathLike) -> bool:
+    return all(
+        (epath.Path(path) / name).exists() for name in (PROVENANCE_NAME, "dataset_info.json")
+    )
+
+
 def _cut_dataset(path: str, name: str) -> list[InputPart]:
     """Returns a part per shard of a dataset of `bert-jax examples`."""
     parts = []
@@ -204,7 +210,11 @@ def _cut(path: str, found: FileState, *, name: str, part_bytes: int) -> list[Inp
     kind, size = format_of(path), found.bytes
     if kind is None:
         packed = "; .jsonl and .txt also packed" if is_packed(path) else ""
-        raise UserError.wrong("score.format", path, f"{commas(FORMATS)}{packed}", place=_KEY)
+        raise UserError(
+            "score.format",
+            f"found {path}, allowed: files that end in {commas(FORMATS)}{packed}",
+            place=_KEY,
+        )
     files = [FilePart(path, name, 0, size)]
     if is_dataset_file(path):  # cutting would read it
         pass

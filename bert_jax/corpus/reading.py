@@ -113,7 +113,9 @@ class PartReader:
         for name in copied:
             if name in (*self._settings.results.schema.names, _ID):
                 raise UserError(
-                    "score.column_taken", f'"{name}" is also a result', place="score.columns"
+                    "score.column_taken",
+                    f'found "{name}", a column of the result. Leave it out, or rename it.',
+                    place="score.columns",
                 )
         return asked
 
@@ -182,8 +184,7 @@ class PartReader:
         lists = isinstance(self._settings.results, Tags)
         for column, values in ((self._section.text, texts), (self._section.pair, pairs or ())):
             for at, value in enumerate(values):
-                words = value if lists and isinstance(value, list) else [value]
-                if all(isinstance(word, str) for word in words) or at in bad:
+                if isinstance(value, str) or (lists and _is_words(value)) or at in bad:
                     continue
                 kind = "null" if value is None else type(value).__name__
                 kind = "text that is not UTF-8" if value is _NOT_UTF8 else kind
@@ -349,7 +350,7 @@ class PartReader:
         except (pa.ArrowException, OverflowError) as error:
             raise UserError(
                 "score.mixed_column",
-                f'column "{name}": found several types ({first_line(error)}). Leave it out.',
+                f'column "{name}" has several types ({first_line(error)}). Leave the column out.',
                 place=self._part.file.path,
             ) from None
         self._types.setdefault(name, array.type)
@@ -366,6 +367,10 @@ def _decoded(value: Any) -> Any:
         return _NOT_UTF8
     except (ValueError, OverflowError):  # a time that Python cannot represent
         return value
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -151,7 +151,9 @@ def _computed(
         found = forward.collect()[: len(rows)]
         if not np.isfinite(found).all():
             raise Diverged(
-                "score.not_finite", "found NaN or infinity in the output", place=part.file.path
+                "score.not_finite",
+                "found NaN or infinity in the model's outputs. The model has diverged.",
+                place=part.file.path,
             )
         for at, output in zip(rows.tolist(), found, strict=True):
             window.outputs[at] = output

@@ -143,7 +143,7 @@ def _converse(
         done.put(
             RunStopped(
                 "score.worker_killed",
-                "the system killed a worker process. Use fewer score.workers.",
+                "the system killed a worker, probably for lack of memory. Use fewer score.workers.",
             )
         )
     except BaseException as error:

@@ -54,7 +54,7 @@ class PartWriter:
                 except pa.ArrowNotImplementedError as error:
                     raise UserError(
                         "score.not_parquet",
-                        f"{first_line(error)}. Leave it out.",
+                        f"Parquet cannot store a column ({first_line(error)}). Leave it out.",
                         place="score.columns",
                     ) from None
                 self._parquet = self._files.enter_context(

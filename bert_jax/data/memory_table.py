@@ -126,7 +126,9 @@ class MemoryTable:
             ]
         except TypeError as error:
             raise UserError(
-                "rows.not_json", f"a value cannot be written as JSON ({error})", place=self.name
+                "rows.not_json",
+                f"a value cannot be written as JSON ({error}), allowed: text, numbers, lists",
+                place=self.name,
             ) from None
         write_whole(epath.Path(path), "".join(f"{line}\n" for line in lines).encode())
 
@@ -147,8 +149,10 @@ def _each(rows: Any, name: str) -> Iterable[Any]:
     # A `datasets.Dataset` yields dicts.
     if isinstance(rows, Iterable) and not isinstance(rows, bytes):
         return rows
-    raise UserError.wrong(
-        "rows.kind", type(rows).__name__, "lists, dicts of columns, tables of libraries", place=name
+    raise UserError(
+        "rows.kind",
+        f"found {type(rows).__name__}, allowed: rows in a list, columns in a dict, or a table",
+        place=name,
     )
 
 
@@ -157,7 +161,9 @@ def _refuse_repeated(columns: Iterable[Any], table: str) -> None:
     for column, times in Counter(map(str, columns)).items():
         if times > 1:
             raise UserError(
-                "rows.column_twice", f'found the column "{column}" {times} times', place=table
+                "rows.column_twice",
+                f'found the column "{column}" {times} times, allowed: once. Rename the others.',
+                place=table,
             )
 
 
@@ -168,8 +174,10 @@ def _of_columns(columns: Mapping[str, Sequence[Any]], table: str) -> list[dict[s
         return [dict(columns)]  # one row
     sizes = {name: len(values) for name, values in columns.items()}
     if len(set(sizes.values())) > 1:
-        raise UserError.wrong(
-            "rows.column_lengths", commas(sizes.items()), "columns of one length", place=table
+        raise UserError(
+            "rows.column_lengths",
+            f"columns differ in length: {commas(f'{n} {size}' for n, size in sizes.items())}",
+            place=table,
         )
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
@@ -182,8 +190,10 @@ def _row(row: Any, place: str) -> str | tuple[Any, ...] | dict[str, Any]:
         return plain
     if isinstance(plain, list | tuple) and plain:
         return tuple(map(_plain, plain))
-    raise UserError.wrong(
-        "rows.row_kind", type(row).__name__, "a text, a tuple or a dict", place=place
+    raise UserError(
+        "rows.row_kind",
+        f"found {type(row).__name__}, allowed: a text, a tuple of texts or a dict of columns",
+        place=place,
     )
 
 

@@ -97,8 +97,10 @@ class TableRow(NamedTuple):
                     place=self.place,
                 )
             if not self.path.suffix:  # in memory: the rows are wrong, not a setting
-                raise UserError.wrong(
-                    "rows.columns", commas(found), f'"{name}" ({key})', place=self.place
+                raise UserError(
+                    "rows.columns",
+                    f'found {commas(found)}. Rename one to "{name}", the {key} of the model.',
+                    place=self.place,
                 )
             if self.delimiter is not None:
                 settable = key.startswith("task.")
@@ -141,8 +143,10 @@ class TableRow(NamedTuple):
         if not isinstance(found, int) or isinstance(found, bool) or found == -1:
             return None if found == -1 else found
         if not 0 <= found < len(names):
-            raise RowError.wrong(
-                "table.class_number", found, f"0 to {len(names) - 1}", place=self.place
+            raise RowError(
+                "table.class_number",
+                f'column "{column}": found the class {found}, allowed: 0 to {len(names) - 1}',
+                place=self.place,
             )
         return names[found]
 
@@ -221,7 +225,7 @@ def read_fields(
         if len(fields) > MAX_COLUMNS:
             raise UserError(
                 "table.too_many_columns",
-                f"over {MAX_COLUMNS:,} columns",
+                f"found more columns than {MAX_COLUMNS:,}, the limit",
                 place=f"{path}: line {line}",
             )
         yield line, fields
@@ -258,7 +262,7 @@ def _csv_rows(path: Path, delimiter: str, errors: RowErrors) -> Iterator[tuple[i
             if len(row) > 1 or "end of data" in str(error):
                 problem = RowError(
                     "table.open_quote",
-                    f'not closed by line {number}. Write "" for a quote.',
+                    f"its open quote is not closed by line {number}. Quote the whole field.",
                     place=place,
                 )
             else:
@@ -288,7 +292,7 @@ def _read_rows(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> It
         if times > 1:
             raise UserError(
                 "table.column_twice",
-                f'found "{name}" twice{NO_HEADER}',
+                f'found the column "{name}" twice, allowed: once{NO_HEADER}',
                 place=f"{path}: line {first}",
             )
     for line, fields in rows:
@@ -314,8 +318,10 @@ def _check_delimiter(path: Path, header: Sequence[str], delimiter: str, *, setta
         if other in header[0]:
             found, allowed = (_shown_delimiter(each) for each in (other, delimiter))
             hint = f", or the setting finetune.task.delimiter={name}" if settable else ""
-            raise UserError.wrong(
-                "table.delimiter", found, f"{allowed} in the header{hint}", place=path
+            raise UserError(
+                "table.delimiter",
+                f"found {found} between the columns of the header, allowed: {allowed}{hint}",
+                place=path,
             )
 
 

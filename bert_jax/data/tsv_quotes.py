@@ -65,7 +65,7 @@ def is_quoted(path: Path, delimiter: str, *, limit: int) -> bool:
     if either is not None and not is_certain:
         raise UserError(
             "table.quotes",
-            "quotes around a field, or in it? Save it as .jsonl, .parquet or .csv.",
+            "found quotes with two possible meanings. Save it as .jsonl, .parquet or .csv.",
             place=f"{path}: line {either}",
         )
     return is_certain or (rows >= _FEWEST_ROWS and bool(wrapped))

@@ -37,6 +37,11 @@ class Overlap(NamedTuple):
         """Estimated share of the held-out examples that all training data contain."""
         return min(1.0, self.found / max(self.examples, 1) / self.read)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether more than 1% of the examples overlap. One or two examples may be chance."""
+        return self.found > 2 and self.share > _ALLOWED
+
 
 def check_overlap(train: TrainSection, *, tokenizer: str) -> Iterator[Finding]:
     """Yields a finding for each held-out dataset and each training dataset on this machine.
@@ -68,7 +73,7 @@ def check_overlap(train: TrainSection, *, tokenizer: str) -> Iterator[Finding]:
                 f"(compared {found.examples:,} with {found.read:.0%} of the training examples)"
             )
             advice = ". Scores on this set are too good: use other examples"
-            level, more = (warn, advice) if found.found > 2 and found.share > _ALLOWED else (ok, "")
+            level, more = (warn, advice) if found.is_large else (ok, "")
             findings[key].append(level("overlap", text + more))
     for of_set in findings.values():
         yield from of_set

@@ -54,8 +54,10 @@ def choose(
     if asked == "auto":
         return Choice("xla", f"no kernel for {device.device_kind}")
     if device.platform == "tpu":
-        raise UserError.wrong(
-            "model.fused_device", f"fused on {device.device_kind}", "v4, v5e, v5p, v6e", place=key
+        raise UserError(
+            "model.fused_device",
+            f"found fused on {device.device_kind}, allowed only on v4, v5e, v5p and v6e. Use xla.",
+            place=key,
         )
     # For tests.
     return Choice("fused", f"set by {key}; without a TPU, the slow Pallas interpreter runs it")
@@ -71,7 +73,7 @@ def _choose_cudnn(asked: str, device: Any, limit: Limit | None) -> Choice:
         return Choice("cudnn", f"cuDNN's kernel on {device.device_kind}")
     raise UserError(
         "model.cudnn_device",
-        f"found cudnn on {device.device_kind}, allowed: NVIDIA GPUs from Ampere on. Use auto.",
+        f"found cudnn on {device.device_kind}, which needs an NVIDIA GPU from Ampere on. Use auto.",
         place="model.execution.attention",
     )
 

@@ -41,7 +41,9 @@ def require_other_file(output: epath.PathLike, inputs: Iterable[object]) -> None
     files = [path for path in paths if os.path.isfile(path)]
     if os.path.exists(output) and any(os.path.samefile(path, output) for path in files):
         raise UserError(
-            "output.is_input", "also an input of this command. Choose another path.", place=output
+            "output.is_input",
+            "also an input of this command, which --force does not replace. Choose another path.",
+            place=output,
         )
 
 
@@ -58,7 +60,9 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
         if reason is None:
             raise
         raise UserError(
-            "disk.full", f"{reason.lower()} while writing. Make room and run it again.", place=path
+            "disk.full",
+            f"{reason.lower()} while writing. Make room and run the command again.",
+            place=path,
         ) from error
 
 
@@ -268,7 +272,7 @@ def _require_ours(path: pathlib.Path, ours: Callable[[pathlib.Path], Sequence[st
     if foreign:
         raise UserError(
             "output.foreign",
-            f"found {foreign[0]}, which --force keeps. Choose another path, or delete this one.",
+            f"found {foreign[0]}. --force replaces only outputs of the same verb. Delete it.",
             place=path,
         )
 

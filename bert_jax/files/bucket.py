@@ -130,7 +130,7 @@ class Bucket(GCSFileSystem):
             reason = str(error).splitlines()[-1]
             return UserError(
                 "bucket.no_permission",
-                f"{reason}. Grant roles/storage.objectUser on {bucket}.",
+                f"no permission ({reason}). Grant roles/storage.objectUser on {bucket}.",
                 place=where,
             )
         # If the bucket exists, listing it or starting an upload never returns 404.

@@ -91,7 +91,9 @@ def _fetch(
 def wrong_hash(path: epath.PathLike, *, found: str, expected: str) -> UserError:
     """Returns the error for a file whose SHA-256 differs from the recorded one."""
     return UserError(
-        "file.damaged", f"SHA-256 is {found}, not {expected}. Copy it again.", place=path
+        "file.damaged",
+        f"damaged: its SHA-256 is {found}, expected: {expected}. Copy or make it again.",
+        place=path,
     )
 
 

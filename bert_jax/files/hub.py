@@ -147,7 +147,9 @@ def _named(source: str) -> tuple[str, str | None, str | None]:
     match = _FILE.fullmatch(source)
     if match is None:
         raise UserError(
-            "hub.dataset_name", f"allowed: {DATASETS}OWNER/NAME[@REVISION][/FILE]", place=source
+            "hub.dataset_name",
+            f"not the name of a dataset, allowed: {DATASETS}OWNER/NAME[@REVISION][/FILE]",
+            place=source,
         )
     return match["name"], match["revision"], match["file"]
 
@@ -191,7 +193,9 @@ def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[No
     except errors.GatedRepoError:
         page = f"{server}/{name}" if kind == "model" else f"{server}/{kind}s/{name}"
         raise UserError(
-            "hub.gated", f"needs access. Accept {page}, then run `hf auth login`.", place=name
+            "hub.gated",
+            f"access needs a grant. Accept the terms at {page}, then run `hf auth login`.",
+            place=name,
         ) from None
     except errors.RevisionNotFoundError:
         raise UserError("hub.revision", f"no revision {revision} on {server}", place=name) from None
@@ -205,7 +209,9 @@ def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[No
         searched = [*here, "in the cache"]
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise UserError(
-                "hub.offline", f"no such {kind} {one_of(searched)} (HF_HUB_OFFLINE)", place=name
+                "hub.offline",
+                f"no such {kind} {one_of(searched)}, and HF_HUB_OFFLINE is set",
+                place=name,
             ) from None
         raise UserError(
             "hub.not_cached",

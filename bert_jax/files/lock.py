@@ -210,7 +210,8 @@ class ObjectLock:
             self._renew()
         if self._generation is None:
             raise LockLost(
-                "lock.lost", f"another process took the lock after {self._timeout_seconds:.0f} s"
+                "lock.lost",
+                f"another process took the lock, not renewed for {self._timeout_seconds:.0f} s",
             )
 
     def give_back(self) -> None:
@@ -295,7 +296,9 @@ def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
         raise UserError("lock.unusable", f"cannot be locked ({reason})", place=what) from error
     if not taken:
         raise UserError(
-            "lock.held", f"another process writes there ({lock.holder or 'unknown'})", place=what
+            "lock.held",
+            f"another process ({lock.holder or 'unknown'}) is writing there",
+            place=what,
         )
 
 

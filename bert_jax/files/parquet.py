@@ -61,7 +61,7 @@ def parquet_rows(
                 except (ValueError, OverflowError) as error:
                     raise UserError(
                         "parquet.value",
-                        f"unreadable ({first_line(error)})",
+                        f"found a value that cannot be read ({first_line(error)})",
                         place=f"{path}: row {first + row}",
                     ) from None
             raise

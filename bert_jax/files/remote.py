@@ -37,7 +37,9 @@ class _Absent(fsspec.AbstractFileSystem):
         if name == "hf":
             raise not_installed(client, "hf://", extra="hub")
         raise UserError(
-            "install.client", f"needed for {name}://. Run `pip install {client}`.", place=client
+            "install.client",
+            f"not installed, but {name}:// needs it. Run `pip install {client}`.",
+            place=client,
         )
 
 

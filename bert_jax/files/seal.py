@@ -64,7 +64,11 @@ def refuse_changed_yaml(text: str, *, where: str) -> None:
 
 
 def _changed(where: str) -> UserError:
-    return UserError("file.changed", "changed since it was written. Restore a copy.", place=where)
+    return UserError(
+        "file.changed",
+        "changed since it was written: its SHA-256 differs. Restore a copy of the file.",
+        place=where,
+    )
 
 
 def _sha256(text: str) -> str:

@@ -93,7 +93,7 @@ class Outage:
             return None
         return RunStopped(
             "bucket.no_answer",
-            f"no answer for {seconds:.0f} s ({self._reason}). Resume it later.",
+            f"no answer for {seconds:.0f} s ({self._reason}). Run the same command later.",
             place=self._where,
         )
 
@@ -126,7 +126,7 @@ def no_such_bucket(bucket: str) -> UserError:
     """Returns the error for a missing ``gs://bucket``."""
     return UserError(
         "bucket.missing",
-        f"no such bucket. Run `gcloud storage buckets create {bucket}`.",
+        f"no such bucket. Create it with `gcloud storage buckets create {bucket}`.",
         place=bucket,
     )
 

@@ -70,7 +70,9 @@ class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of 
         """Returns a number. Raises UserError if it has too many digits or is malformed."""
         if len(node.value) > MAX_DIGITS:
             raise UserError(
-                "yaml.digits", f"found more digits than {MAX_DIGITS}", place=_line(node)
+                "yaml.digits",
+                f"found a number with more than {MAX_DIGITS} digits, the limit",
+                place=_line(node),
             )
         if _SURPRISING.fullmatch(node.value):
             raise UserError(
@@ -109,11 +111,15 @@ def _check_events(text: str) -> None:
     for count, event in enumerate(yaml.parse(text, Loader=_SafeLoader)):
         if count == MAX_EVENTS:
             raise UserError(
-                "yaml.values", f"found more values than {MAX_EVENTS:,}", place=_line(event)
+                "yaml.values",
+                f"found more than {MAX_EVENTS:,} values, the limit",
+                place=_line(event),
             )
         if isinstance(event, yaml.AliasEvent):
             raise UserError(
-                "yaml.alias", f"found *{event.anchor}. Write its values.", place=_line(event)
+                "yaml.alias",
+                f"found the alias *{event.anchor}. Write its values instead.",
+                place=_line(event),
             )
         if getattr(event, "tag", None) is not None:
             raise UserError.wrong(

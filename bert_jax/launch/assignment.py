@@ -135,17 +135,23 @@ def read_assignment(host: HostEnvironment) -> Assignment:
     files, job = host.files, read_job(host.files)
     if job.version != __version__:
         raise UserError(
-            "job.version", f"found {__version__}, but the job needs {job.version}", place=files.job
+            "job.version",
+            f"submitted with bert-jax {job.version}, but this host has {__version__}",
+            place=files.job,
         )
     records = [record for record in read_state(files).attempts if record.number == host.attempt]
     if not records:
-        raise UserError.wrong(
-            "host.attempt", host.attempt, f"an attempt of {job.name}", place="BERT_JAX_ATTEMPT"
+        raise UserError(
+            "host.attempt",
+            f"found {host.attempt}, but job {job.name} has no such attempt",
+            place="BERT_JAX_ATTEMPT",
         )
     attempt = records[0].of(job)
     if host.worker >= attempt.hosts:
-        raise UserError.wrong(
-            "host.worker", host.worker, f"below {attempt.hosts}", place="BERT_JAX_WORKER"
+        raise UserError(
+            "host.worker",
+            f"found {host.worker}, allowed: a number below {attempt.hosts}, the number of hosts",
+            place="BERT_JAX_WORKER",
         )
     config = read_yaml(files.config)
     if not isinstance(config, dict):

@@ -76,7 +76,7 @@ def installer() -> dict[str, bytes]:
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise UserError(
                 "install.uv",
-                f"pip cannot download it ({reason}). Give it access to a package index.",
+                f"pip cannot download it ({reason}). Give this environment access to an index.",
                 place=pin,
             )
         return {wheels[0].name: wheels[0].read_bytes()}
@@ -163,12 +163,14 @@ def _distribution() -> metadata.Distribution:
     except metadata.PackageNotFoundError:
         raise UserError(
             "install.requirements",
-            "imported but not installed. Run pip install . in the checkout of bert_jax.",
+            "not installed, so its requirements are unknown. Run pip install . in its checkout.",
             place="bert-jax",
         ) from None
     if installed.version != __version__:
-        raise UserError.wrong(
-            "install.two_versions", installed.version, __version__, place="bert-jax"
+        raise UserError(
+            "install.two_versions",
+            f"{installed.version} is installed, {__version__} imported. Run pip install -e .",
+            place="bert-jax",
         )
     return installed
 

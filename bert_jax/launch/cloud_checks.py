@@ -5,7 +5,7 @@ from typing import Final
 
 from google.cloud import cloudquotas_v1, tpu_v2
 
-from bert_jax.errors import RunStopped, UserError, first_line
+from bert_jax.errors import RunStopped, UserError, commas, first_line
 from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import Job
 from bert_jax.launch.preflight import PreflightFinding, wrong
@@ -36,7 +36,11 @@ def check_accelerators(
             yield PreflightFinding("fine", f"{zone} offers {kind}", placement)
             continue
         known = topology.accelerator.zones
-        error = UserError.unknown("submit.zone_without", zone, known, place="submit.zone")
+        error = UserError(
+            "submit.zone_without",
+            f'found "{zone}", which offers no {kind}. Allowed zones: {commas(known)}',
+            place="submit.zone",
+        )
         yield wrong(error, placement)
 
 
@@ -77,7 +81,7 @@ def check_quotas(job: Job, *, pace: RequestLimits | None = None) -> Iterator[Pre
         elif 0 <= limit < needed:
             error = UserError(
                 "submit.quota",
-                f"found {limit}, needed {needed}. See {_QUOTAS}.",
+                f"found {limit}, needed {needed}. Request more at {_QUOTAS}.",
                 place=f"quota {name} in {zone}",
             )
             yield wrong(error, placement)

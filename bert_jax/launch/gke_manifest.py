@@ -40,12 +40,16 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
     topology, submit = attempt.placement.topology, attempt.job.submit
     if topology is None or topology.accelerator.gke_slice is None:
         allowed = commas([name for name, chip in ACCELERATORS.items() if chip.gke_slice])
-        raise UserError.wrong(
-            "submit.on_gke", f'"{attempt.placement.on}"', allowed, place="submit.on"
+        raise UserError(
+            "submit.on_gke",
+            f'found "{attempt.placement.on}", allowed with submit.launcher: gke: {allowed}',
+            place="submit.on",
         )
     if submit.image is None:
         raise UserError(
-            "submit.image_missing", "missing. See tpu_setup/Dockerfile.", place="submit.image"
+            "submit.image_missing",
+            "missing, but GKE needs a container. Build it with tpu_setup/Dockerfile.",
+            place="submit.image",
         )
     hosts = topology.hosts(gke=True)
     exclusive = {_EXCLUSIVE: _POOL} if hosts > 1 else {}
@@ -108,13 +112,7 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
     return {
         "restartPolicy": "Never",  # JobSet restarts all pods together
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        # The host network is faster between slices, but its pods always act as the account of the
-        # node. In both networks, JobSet's headless service gives every pod a name.
-        **(
-            {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-            if submit.service_account is None
-            else {"serviceAccountName": submit.service_account}
-        ),
+        **_network(submit.service_account),
         "nodeSelector": _node_selector(attempt, topology),
         "tolerations": tolerations,
         "containers": [container],
@@ -123,6 +121,18 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
             {"name": "work", **_disk(submit.data_disk_gb, topology.accelerator)},
         ],
     }
+
+
+def _network(account: str | None) -> dict[str, Any]:
+    """Returns the fields of a pod for its network and identity.
+
+    The host network is faster between slices. Its pods always act as the service account of the
+    node, never as a Kubernetes account (Workload Identity). JobSet's headless service gives every
+    pod a name in both networks; GKE adds the names as TPU_WORKER_HOSTNAMES.
+    """
+    if account is not None:
+        return {"serviceAccountName": account}
+    return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
 
 
 def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:

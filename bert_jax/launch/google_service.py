@@ -108,7 +108,7 @@ class GoogleService:
         if error.reason in _DISABLED or "has not been used in project" in reason:
             return UserError(
                 "gcp.api_disabled",
-                f"{self._address} is disabled in {self._project}. Run gcloud services enable.",
+                f"disabled in {self._project}. Run gcloud services enable {self._address}.",
                 place=where,
             )
         if error.reason == "BILLING_DISABLED":

@@ -132,8 +132,10 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
     a path.
     """
     if task.get("data") == TFDS:
-        raise UserError.wrong(
-            "submit.task_tfds", TFDS, "original files", place="finetune.task.data"
+        raise UserError(
+            "submit.task_tfds",
+            f"found {TFDS}, but hosts have no tensorflow-datasets. Use the original files.",
+            place="finetune.task.data",
         )
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():
@@ -145,7 +147,7 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
         if total > LARGEST_BYTES:
             raise UserError(
                 "submit.upload_size",
-                f"found {total / 2**20:,.1f} MiB, allowed: {LARGEST_BYTES >> 20:,} MiB. Use gs://…",
+                f"found {total / 2**20:,.1f} MiB, allowed: {LARGEST_BYTES >> 20}. Use gs:// paths.",
                 place=f"finetune.task.{key}",
             )
         target = f"{bucket.rstrip('/')}/files/{CHECKED}{sha256_of_files(files)}"
@@ -179,7 +181,9 @@ def _files(task: Mapping[str, Any], path: Path) -> dict[str, Path]:
         return {}
     if "name" not in task:  # only GLUE's directories are flat
         raise UserError(
-            "submit.task_directory", "found a directory, allowed: files and gs://…", place=path
+            "submit.task_directory",
+            "found a directory, allowed: files. Copy it to the bucket, and use its gs://… path.",
+            place=path,
         )
     inside = path / TASKS[task["name"]].directory
     root = inside if inside.is_dir() else path

@@ -216,7 +216,9 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     """
     if not section.on:
         raise UserError(
-            "submit.on_missing", "missing. Use v5litepod-16, local or another.", place="--on"
+            "submit.on_missing",
+            "missing. Use a topology such as v5litepod-16, or local for this machine.",
+            place="--on",
         )
     if "local" in section.on:
         if len(section.on) > 1 or section.slices != (1,):
@@ -227,7 +229,11 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
             )
         return (JobPlacement(on="local", dollars_per_hour=0.0),)
     if section.lock is not None:
-        raise UserError.wrong("submit.lock_local", commas(section.on), "local", place="submit.on")
+        raise UserError(
+            "submit.lock_local",
+            f"found {commas(section.on)}, but only on: local may choose the lock",
+            place="submit.on",
+        )
     if not section.zone and section.launcher != "gke":
         raise UserError(
             "submit.zone_missing", "missing. Use a zone such as us-central1-a.", place="--zone"

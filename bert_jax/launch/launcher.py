@@ -142,6 +142,8 @@ def reservation_of(section: SubmitSection) -> str:
     """Returns the name of the reservation. Raises UserError if it is missing."""
     if section.reservation is None:
         raise UserError(
-            "submit.reservation_missing", "provisioning needs it", place="submit.reservation"
+            "submit.reservation_missing",
+            "missing, but provisioning: reservation needs its name",
+            place="submit.reservation",
         )
     return section.reservation

@@ -38,7 +38,9 @@ def launcher_for(section: SubmitSection) -> Launcher:
         from bert_jax.launch.tpu_launcher import QueuedResources
     if section.project is None:
         raise UserError(
-            "submit.project_missing", "missing, and gcloud has no default", place="--project"
+            "submit.project_missing",
+            "missing. Give a project of Google Cloud, or run `gcloud config set project ID`.",
+            place="--project",
         )
     return QueuedResources(section.project)
 

@@ -33,8 +33,10 @@ def check_machines(job: Job) -> Iterator[PreflightFinding]:
     """Yields a finding for each setting that the job's launcher refuses or that may lack a role."""
     submit = job.submit
     if submit.queue is not None and submit.launcher != "gke":
-        error = UserError.wrong(
-            "submit.queue", submit.queue, "null, except with launcher: gke", place="submit.queue"
+        error = UserError(
+            "submit.queue",
+            f'found "{submit.queue}", allowed: only with submit.launcher: gke',
+            place="submit.queue",
         )
         yield wrong(error)
     if submit.on == ("local",):
@@ -42,7 +44,7 @@ def check_machines(job: Job) -> Iterator[PreflightFinding]:
     if submit.reservation is not None and submit.provisioning != "reservation":
         error = UserError(
             "submit.reservation_unused",
-            f"found {submit.reservation} with submit.provisioning: {submit.provisioning}",
+            f"{submit.provisioning} uses no reservation. Set submit.provisioning: reservation.",
             place="submit.reservation",
         )
         yield wrong(error)
@@ -58,7 +60,7 @@ def _check_queued(job: Job) -> Iterator[PreflightFinding]:
     if not submit.external_address and not submit.cloud_nat:
         error = UserError(
             "submit.cloud_nat",
-            f"found {submit.cloud_nat} without external addresses. Create it, then set true.",
+            "hosts without external addresses need Cloud NAT. Create it, then set true.",
             place="submit.cloud_nat",
         )
         yield wrong(error)
@@ -94,7 +96,7 @@ def _check_gke(job: Job) -> Iterator[PreflightFinding]:
             continue
         error = UserError(
             "submit.slices_of_one_host",
-            f"found {slices} of 1 host ({placement.on}), allowed: 2 hosts each on GKE",
+            f"found {slices} slices of 1 host ({placement.on}). GKE needs 2 hosts each.",
             place="submit.slices",
         )
         yield wrong(error, placement)
@@ -134,7 +136,7 @@ def check_disk(job: Job, datasets: int) -> Iterator[PreflightFinding]:
     if submit.launcher == "gke" and size is not None and size < needed:
         error = UserError(
             "submit.data_disk_gb",
-            f"found {size}, allowed: at least {needed}",
+            f"found {size}, but the datasets have {datasets / 1e9:.4g} GB. Use at least {needed}.",
             place="submit.data_disk_gb",
         )
         yield wrong(error)

@@ -17,7 +17,7 @@ from etils import epath
 from bert_jax.data.dataset.cache import check_files
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.google_bert.reader import is_google_bert
-from bert_jax.errors import RunStopped, UserError, commas
+from bert_jax.errors import RunStopped, UserError, commas, did_you_mean
 from bert_jax.files.lock import CloudObject
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, JobPlacement
@@ -84,14 +84,16 @@ def check_zones(job: Job) -> Iterator[PreflightFinding]:
             continue
         if _ZONE.fullmatch(zone) is None:
             near = [name for name in known if name.startswith(f"{zone}-")]
-            error = UserError.unknown(
-                "submit.zone_unknown", zone, near or known, place="submit.zone"
+            error = UserError(
+                "submit.zone_unknown",
+                f'found "{zone}", allowed: {commas(near or known)}{did_you_mean(zone, known)}',
+                place="submit.zone",
             )
             yield wrong(error)
             continue
         error = UserError(
             "submit.zone_unlisted",
-            f"found {zone}, allowed: {commas(known)}, or any with submit.unlisted_zones=true",
+            f"{zone} has no {accelerator.name} in {TABLE_DATE}. Or set submit.unlisted_zones=true.",
             place="submit.zone",
         )
         if job.submit.unlisted_zones:
@@ -124,8 +126,10 @@ def check_layout(
                 check_batch(key, rows, parts=parts, accumulation=accumulation)
                 # With a tensor axis, hosts may load the same rows: any number of rows is allowed.
                 if not devices and mesh.tensor == 1 and rows % hosts:
-                    raise UserError.wrong(
-                        "submit.batch_of_hosts", rows, f"a multiple of {hosts} hosts", place=key
+                    raise UserError(
+                        "submit.batch_of_hosts",
+                        f"found {rows}, allowed: a multiple of {hosts}, the number of hosts",
+                        place=key,
                     )
         except UserError as error:
             yield wrong(error, placement)
@@ -143,15 +147,16 @@ def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
             continue
         # On another platform, hosts would train on CPUs while their TPUs cost money.
         if mesh.platform not in ("auto", "tpu"):
-            error = UserError.wrong(
-                "submit.platform", mesh.platform, "auto, tpu", place="mesh.platform"
+            error = UserError(
+                "submit.platform",
+                f'found "{mesh.platform}", allowed on {placement.on}: {commas(["auto", "tpu"])}',
+                place="mesh.platform",
             )
             yield wrong(error, placement)
         elif mesh.simulated_devices is not None:
-            error = UserError.wrong(
+            error = UserError(
                 "submit.simulated_devices",
-                mesh.simulated_devices,
-                "null",
+                f"found {mesh.simulated_devices}, allowed on {placement.on}: null",
                 place="mesh.simulated_devices",
             )
             yield wrong(error, placement)
@@ -162,13 +167,17 @@ def check_bucket_name(bucket: str) -> None:
     name = bucket.removeprefix("gs://").partition("/")[0]
     longest = 222 if "." in name else 63
     if not 3 <= len(name) <= longest or _BUCKET.fullmatch(name) is None:
-        raise UserError.wrong(
-            "bucket.name", bucket, 'gs:// and 3 to 63 of a-z, 0-9, "-", "_", "."', place="--bucket"
+        raise UserError(
+            "bucket.name",
+            f'found "{bucket}", allowed: gs:// and 3 to 63 of a-z, 0-9, "-", "_" and "."',
+            place="--bucket",
         )
     is_address = re.fullmatch(r"[0-9]+(\.[0-9]+){3}", name) is not None
     if name.startswith("goog") or "google" in name or is_address:
-        raise UserError.wrong(
-            "bucket.name_reserved", bucket, "no IP address, goog… or google", place="--bucket"
+        raise UserError(
+            "bucket.name_reserved",
+            f'found "{bucket}". A name must not be an IP address, begin with goog or have google.',
+            place="--bucket",
         )
 
 
@@ -239,7 +248,9 @@ def check_inputs(
             if not epath.Path(path).exists():
                 instead = [text for name, text in _ALTERNATIVES.items() if key.startswith(name)]
                 raise UserError(
-                    "submit.input_missing", f"missing. Use the bucket, or {instead[0]}.", place=path
+                    "submit.input_missing",
+                    f"missing. Use a path in the bucket, or {instead[0]}.",
+                    place=path,
                 )
             found.append(PreflightFinding("fine", f"{key}: {path}"))
     return found

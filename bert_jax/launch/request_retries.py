@@ -64,7 +64,9 @@ def persistently(
             if isinstance(verdict, NoCredentials) and tries:
                 # Do not raise NoCredentials: an earlier try may have succeeded.
                 raise Unavailable(
-                    "cloud.login_expired", f"found expired credentials: {verdict}", place=what
+                    "cloud.login_expired",
+                    f"no answer, and then expired credentials: {verdict}",
+                    place=what,
                 ) from error
             if isinstance(verdict, Exception):
                 raise verdict from error
@@ -72,7 +74,9 @@ def persistently(
             pause = max(verdict, longest * pace.draw())
             if waited + pause > pace.give_up:
                 raise Unavailable(
-                    "cloud.no_answer", f"none for {waited:.0f} s ({reason_of(error)})", place=what
+                    "cloud.no_answer",
+                    f"no answer for {waited:.0f} s ({reason_of(error)})",
+                    place=what,
                 ) from error
             log_waiting(what, waited, error)
         tries += 1

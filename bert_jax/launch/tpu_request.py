@@ -53,7 +53,7 @@ def _node(attempt: Attempt, location: str, script: str) -> tpu_v2.Node:
     if topology is None or topology.accelerator.runtime_version is None:
         raise UserError(
             "submit.on_queued",
-            f'found "{attempt.placement.on}", allowed: only with submit.launcher: gke',
+            f'found "{attempt.placement.on}", which needs GKE. Use submit.launcher: gke.',
             place="submit.on",
         )
     node = tpu_v2.Node(

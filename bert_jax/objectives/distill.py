@@ -51,20 +51,20 @@ def open_mlm_teacher(
     if not teacher.heads.mlm or teacher.heads.causal:
         raise UserError(
             "distill.no_mlm_head",
-            f"{teacher.directory} has {describe(teacher.heads)} but no MLM head",
+            f"found {teacher.directory} without an MLM head ({describe(teacher.heads)})",
             place=TEACHER_KEY,
         )
     if (theirs := teacher.architecture.vocab_size) != architecture.vocab_size:
         raise UserError(
             "distill.vocab_size",
-            f"{teacher.directory} has {theirs:,} rows, allowed: {architecture.vocab_size:,}",
+            f"{teacher.directory} has {theirs:,} pieces, the student {architecture.vocab_size:,}",
             place=TEACHER_KEY,
         )
     ours, theirs = architecture.hidden_size, teacher.architecture.hidden_size
     if section.cosine_weight and ours != theirs:
         raise UserError(
             "distill.sizes",
-            f"found {section.cosine_weight}, allowed: 0 with hidden sizes {ours} and {theirs}",
+            f"found {section.cosine_weight}, but hidden sizes differ ({ours}, {theirs}). Use 0.",
             place="objective.cosine_weight",
         )
     return teacher

@@ -98,7 +98,7 @@ class ReplacedTokenDetection:
         if seq_length > (positions := self.generator.max_position_embeddings):
             raise UserError(
                 "electra.generator_positions",
-                f"found {positions}, allowed: at least {seq_length}",
+                f"found {positions}, but rows have {seq_length} tokens. Use at least {seq_length}.",
                 place="objective.generator.architecture.max_position_embeddings",
             )
         return masked_rows(

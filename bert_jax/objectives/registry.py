@@ -134,6 +134,6 @@ def check_pairing(
     hint = f", or set objective.kind: {fitting[0]}" if fitting else ""
     raise UserError(
         "objective.pairing",
-        f"found kind {kind} in {dataset}, allowed with {section.kind}: {one_of(allowed)}{hint}",
+        f"found kind {kind} of {dataset}, allowed with {section.kind}: {one_of(allowed)}{hint}",
         place=key,
     )

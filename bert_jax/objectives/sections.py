@@ -222,7 +222,7 @@ class GeneratorSection(Section):
         if found.vocab_size != model.vocab_size:
             raise UserError(
                 "electra.generator_vocab_size",
-                f"found {found.vocab_size}, but the model has {model.vocab_size}",
+                f"found {found.vocab_size}, but the model has {model.vocab_size} pieces",
                 place="objective.generator.architecture.vocab_size",
             )
         return found
@@ -268,14 +268,15 @@ class ElectraObjectiveSection(ObjectiveSection):
         if widths[0] != widths[1]:
             raise UserError(
                 "electra.sharing_width",
-                f"found {self.embedding_sharing} for widths {commas(widths[:2])}. Use none.",
+                f"found {self.embedding_sharing}, but widths are {commas(widths[:2])}. Use none.",
                 place="objective.embedding_sharing",
             )
         both = generator.embedding_tables.keys() & architecture.embedding_tables.keys()
         if not both & set(self.shared_embeddings):
-            raise UserError(
+            raise UserError.wrong(
                 "electra.shared_embeddings",
-                f"found {commas(self.shared_embeddings)}, allowed: {commas(sorted(both))}",
+                commas(self.shared_embeddings),
+                f"{commas(sorted(both))}, which both networks have",
                 place="objective.shared_embeddings",
             )
 

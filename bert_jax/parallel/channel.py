@@ -207,9 +207,11 @@ class Channel:
                 end_now(_MISTAKE if mistake else PEER_LOST, ended.line())
         gone = [i for i in self.members if i not in alive and f"left.{i}" not in left]
         if gone:
+            lost = commas(self.members[at] for at in gone)
             error = PeerLost(
                 "processes.peer_gone",
-                f"no heartbeat for {self._silence:g} s: {commas(self.members[at] for at in gone)}",
+                f"no heartbeat from {lost} for {self._silence:g} s. Run the same command on all "
+                "hosts to resume from the last checkpoint.",
             )
             end_now(PEER_LOST, error.line())
 

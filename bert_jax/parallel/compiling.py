@@ -123,7 +123,7 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
             return
         raise UserError(
             "compilation_cache.unwritable",
-            f"cannot write {directory} ({first_line(error)}). Use another.",
+            f"cannot write to {directory} ({first_line(error)}). Use a writable directory.",
             place="mesh.compilation_cache.directory",
         ) from error
     jax.config.update("jax_compilation_cache_dir", directory)

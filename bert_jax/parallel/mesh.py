@@ -77,7 +77,7 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
     if section.platform not in ("auto", found):
         raise UserError(
             "mesh.platform",
-            f'found "{section.platform}", allowed: auto, {found} ({len(jax.devices())} devices)',
+            f'found "{section.platform}", but here are {len(jax.devices())} devices of "{found}"',
             place="mesh.platform",
         )
     if found == "cpu" and jax.process_count() > 1:
@@ -125,11 +125,7 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
     data, fsdp, tensor = mesh_shape(section, len(devices))
     check_slices(section, data)
     data //= section.slices
-    if (copies := section.copies or 0) == 0:
-        chips = len(devices) // section.slices
-        copies = chips // _CHIPS_OF_COPY
-        large = devices[0].platform == "tpu" and chips >= _CHIPS_OF_SLICE
-        copies = copies if large and section.fsdp == 1 and data % copies == 0 else 1
+    copies = section.copies or _default_copies(section, devices, data)
     inside = (data // copies, fsdp, tensor)
     if section.slices > 1:
         grid = _slices(section.slices, (data, fsdp, tensor), devices)
@@ -154,8 +150,18 @@ def _slices(count: int, inside: tuple[int, int, int], devices: Sequence[Any]) ->
         )
     except (ValueError, AttributeError) as error:
         raise UserError(
-            "mesh.slices_of_devices", f"no {count} slices: {first_line(error)}", place="mesh.slices"
+            "mesh.slices_of_devices",
+            f"found {count}, but the devices do not form that many slices ({first_line(error)})",
+            place="mesh.slices",
         ) from error
+
+
+def _default_copies(section: MeshSection, devices: Sequence[Any], data: int) -> int:
+    """Returns `mesh.copies` for `data` parts of a batch in a slice."""
+    chips = len(devices) // section.slices
+    copies = chips // _CHIPS_OF_COPY
+    large = devices[0].platform == "tpu" and chips >= _CHIPS_OF_SLICE
+    return copies if large and section.fsdp == 1 and data % copies == 0 else 1
 
 
 def _neighbours(devices: Sequence[Any], copies: int) -> np.ndarray:
@@ -175,7 +181,7 @@ def _neighbours(devices: Sequence[Any], copies: int) -> np.ndarray:
     if not parts:
         raise UserError(
             "mesh.copies_of_torus",
-            f"found {copies}, allowed: divisors of {'×'.join(map(str, sizes))}",
+            f"found {copies}, allowed: divisors of {'×'.join(map(str, sizes))}, the torus",
             place="mesh.copies",
         )
     best = min(parts, key=lambda each: (sizes // each).sum())
@@ -203,7 +209,7 @@ def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
     if len(sizes) > 1 or sum(map(len, shares)) != len(rows):
         raise UserError(
             "mesh.uneven_processes",
-            f"found {dict(mesh.shape)}, allowed: equal parts of a batch on {len(held)} processes",
+            f"{dict(mesh.shape)} splits a batch unevenly over {len(held)} processes",
             place="mesh",
         )
     return HostShare(shares.index(tuple(sorted(held[process]))), len(shares))
@@ -239,5 +245,7 @@ def _set_before_backend(option: str, value: object) -> None:
         jax.config.update(option, value)
     except RuntimeError as error:
         raise UserError(
-            "mesh.too_late", f"{option} = {value} is too late in this process", place="mesh"
+            "mesh.too_late",
+            f"cannot set {option} = {value}: JAX has opened its devices. Start a new process.",
+            place="mesh",
         ) from error

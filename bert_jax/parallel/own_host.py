@@ -25,7 +25,9 @@ def open_own_mesh(section: MeshSection, *, one_device: bool = False) -> tuple[Me
     for name in ("fsdp", "tensor"):
         if (found := getattr(section, name)) != 1:
             raise UserError(
-                "mesh.whole_model", f"found {found}, allowed: 1 on one host", place=f"mesh.{name}"
+                "mesh.whole_model",
+                f"found {found}, allowed: 1, because every device has the whole model",
+                place=f"mesh.{name}",
             )
     share = ONE_HOST
     if section.distributed.enabled:

@@ -48,7 +48,7 @@ def join(
     if jax.distributed.is_initialized():
         raise UserError(
             "processes.joined_already",
-            "already initialized. Use mesh.distributed.enabled alone.",
+            "JAX has joined them already. Use mesh.distributed.enabled instead of its call.",
             place="mesh.distributed",
         )
     meeting = dataclasses.replace(_meeting(section, command), error=error)
@@ -169,14 +169,16 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(
                 "processes.not_found",
-                f"{first_line(error)}. Set coordinator_address, process_count and process_index.",
+                f"not found ({first_line(error)}). Set coordinator_address and process_index.",
                 place="mesh.distributed",
             ) from error
     keys = ("coordinator_address", "process_count", "process_index")
     for key, value in zip(keys, known, strict=True):
         if value is None:
             raise UserError(
-                "processes.not_set", "missing. Set it.", place=f"mesh.distributed.{key}"
+                "processes.not_set",
+                "missing, and the environment of a TPU or cluster does not have it. Set it.",
+                place=f"mesh.distributed.{key}",
             )
     address, count, index = cast(tuple[str, int, int], tuple(known))
     if index >= count:
@@ -187,7 +189,7 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
     if not is_whole(port) or int(port) > LAST_PORT:
         raise UserError(
             "processes.address",
-            f"found {address}, allowed: HOST or HOST:PORT, up to {LAST_PORT}",
+            f"found {address}, allowed: HOST or HOST:PORT, with a port up to {LAST_PORT}",
             place="mesh.distributed.coordinator_address",
         )
     return Meeting(

@@ -137,7 +137,7 @@ class _Host(socketserver.TCPServer):
             self._refuse(
                 UserError(
                     "processes.counts_differ",
-                    f"found {count} in {member} and {self._meeting.count} in {me}",
+                    f"found {count} in {member}, but {self._meeting.count} in {me}",
                     place="mesh.distributed.process_count",
                 )
             )
@@ -145,7 +145,7 @@ class _Host(socketserver.TCPServer):
             self._refuse(
                 UserError(
                     "processes.index_twice",
-                    f"found {index} in {other} and in {member}",
+                    f"found {index} in {other} and in {member}, allowed: each index once",
                     place="mesh.distributed.process_index",
                 )
             )
@@ -197,7 +197,7 @@ def _listen(meeting: Meeting, me: Member) -> _Host:
             if meeting.is_over:
                 raise UserError(
                     "processes.port",
-                    f"cannot use port {meeting.port} on {me.host} ({error.strerror})",
+                    f"cannot use {meeting.port} on {me.host} ({error.strerror}). Is it in use?",
                     place="mesh.distributed.coordinator_port",
                 ) from error
             time.sleep(_RETRY_SECONDS)
@@ -224,7 +224,8 @@ def _report(meeting: Meeting, me: Member) -> Members:
         time.sleep(max(_RETRY_SECONDS, meeting.count / _REPORTS_A_SECOND))
     raise PeerLost(
         "processes.first_missing",
-        f"no process 0 at {meeting.address} within {meeting.seconds:.3g} s ({why}). This is {me}.",
+        f"process 0 of {meeting.count} did not answer at {meeting.address} in "
+        f"{meeting.seconds:.3g} s ({why}). This is {me}. Run the same command on every host.",
         place="mesh.distributed",
     )
 

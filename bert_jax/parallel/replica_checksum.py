@@ -6,7 +6,7 @@ All replicas of an array are computed from the same bits by the same program, so
 import collections
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -108,9 +108,13 @@ def checksum(array: jax.Array) -> jax.Array:
     else:
         small = jnp.uint16 if array.dtype.itemsize == 2 else jnp.uint8
         bits = jax.lax.bitcast_convert_type(array, small).astype(jnp.uint32)
-    # The weights 1, 3, 5, … by position. XLA fuses them into the sum, without a buffer.
-    index, stride = jnp.zeros(bits.shape, jnp.uint32), 1
-    for axis in reversed(range(bits.ndim)):
-        index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride % 2**32)
-        stride *= bits.shape[axis]
-    return (bits * (2 * index + 1)).sum(dtype=jnp.uint32)
+    return (bits * _odd_weights(bits.shape)).sum(dtype=jnp.uint32)
+
+
+def _odd_weights(shape: Sequence[int]) -> jax.Array:
+    """Returns 1, 3, 5, … by position, uint32. XLA fuses it into the sum, without a buffer."""
+    index, stride = jnp.zeros(shape, jnp.uint32), 1
+    for axis in reversed(range(len(shape))):
+        index += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= shape[axis]
+    return 2 * index + 1

@@ -105,8 +105,10 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
     sizes = {DATA: section.data, FSDP: section.fsdp, TENSOR: section.tensor}
     if 0 in sizes.values():
         axis = next(name for name, size in sizes.items() if size == 0)
-        raise UserError.wrong(
-            "mesh.axis_zero", 0, "positive, or -1 for the rest", place=f"mesh.{axis}"
+        raise UserError(
+            "mesh.axis_zero",
+            "found 0, allowed: a positive number, or -1 for all remaining devices",
+            place=f"mesh.{axis}",
         )
     free = [name for name, size in sizes.items() if size == -1]
     if len(free) > 1:
@@ -118,7 +120,9 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
         sizes[free[0]] = device_count // fixed
     if math.prod(sizes.values()) != device_count:
         raise UserError(
-            "mesh.size", f"found {sizes}, allowed: a product of {device_count}", place="mesh"
+            "mesh.size",
+            f"found {sizes}, allowed: a product of {device_count}, the number of devices",
+            place="mesh",
         )
     return sizes[DATA], sizes[FSDP], sizes[TENSOR]
 

@@ -290,7 +290,8 @@ class StopSignal:
             self._wait_for_save()
         except Exception as error:
             failed = RunStopped(
-                "checkpoint.last_save_failed", f"last save failed on {name}: {first_line(error)}"
+                "checkpoint.last_save_failed",
+                f"stopped by {name}, but the last save failed: {first_line(error)}",
             )
             code, line = 1, failed.line()
         end_now(code, line)

@@ -82,8 +82,11 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
     """
     match = _PATTERN.fullmatch(text.strip().lower())
     if match is None:
-        raise UserError.unknown(
-            "topology.form", text, ["v5e:4x4", "v5litepod-16", "v4-32", *others], place=key
+        raise UserError(
+            "topology.form",
+            f'found "{text}", allowed: a generation and a shape or a count, such as '
+            f"{one_of(['v5e:4x4', 'v5litepod-16', 'v4-32', *others])}{did_you_mean(text, others)}",
+            place=key,
         )
     accelerator, size = _NAMES.get(match["name"]), match["size"]
     if accelerator is None:

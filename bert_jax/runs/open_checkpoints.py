@@ -120,7 +120,9 @@ def load_params(
 def no_ema(run: Run) -> UserError:
     """Returns the error if a run's checkpoint has no moving average of the parameters."""
     return UserError(
-        "checkpoint.no_ema", f"{run.directory} was not trained with train.ema", place="--ema"
+        "checkpoint.no_ema",
+        f"{run.directory} has no moving average. Pretrain with train.ema, or omit this.",
+        place="--ema",
     )
 
 

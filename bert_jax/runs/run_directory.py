@@ -136,7 +136,9 @@ def claim_run(
         foreign = [name for name in _FOREIGN if (root / name).exists()]
         if foreign and not (root / CONFIG).exists():
             raise UserError(
-                "run.not_a_run", f"{root} has {foreign[0]}. Choose a new one.", place="run_dir"
+                "run.not_a_run",
+                f"{root} has {foreign[0]}, so it is another dataset or model. Use a new one.",
+                place="run_dir",
             )
         if not (root / CONFIG).exists():
             # A copy of an outer directory would include the run, and so would its removal.
@@ -144,7 +146,9 @@ def claim_run(
                 dataset = (above / PROVENANCE).exists() and (above / "dataset_info.json").exists()
                 if dataset or is_run(above):
                     raise UserError(
-                        "run.nested", f"{root} is inside {above}. Choose another.", place="run_dir"
+                        "run.nested",
+                        f"found {root}, which is inside {above}. Choose a directory outside of it.",
+                        place="run_dir",
                     )
             if files := [each.name for each in root.glob("[!.]*") if each.is_file()]:
                 tell(f"run_dir: {root} has other files, such as {min(files)}")
@@ -155,7 +159,9 @@ def claim_run(
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            "run.unwritable", f"{root}: {error.strerror or str(error)}", place="run_dir"
+            "run.unwritable",
+            f"cannot write to {root} ({error.strerror or str(error)})",
+            place="run_dir",
         ) from error
     return root
 
@@ -199,14 +205,18 @@ def _same_verb(run: Run, verb: RunVerb) -> None:
     if run.is_fine_tuned != (verb == "finetune"):
         wrote = "finetune" if run.is_fine_tuned else "pretrain" if run.has("train") else "import"
         raise UserError(
-            "run.other_verb", f"{run.directory} is a run of `bert-jax {wrote}`", place="run_dir"
+            "run.other_verb",
+            f"found {run.directory}, a run of `bert-jax {wrote}`. Use a new directory.",
+            place="run_dir",
         )
 
 
 def _same_model(run: Run, architecture: EncoderArchitecture, tokenizer: Tokenizer) -> None:
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
-            "run.other_tokenizer", f"differs from that of {run.directory}", place="tokenizer"
+            "run.other_tokenizer",
+            f"differs from the tokenizer of {run.directory}. Use that tokenizer, or a new run_dir.",
+            place="tokenizer",
         )
     if run.architecture.kind != architecture.kind:
         raise _other_model(run, "model.kind", architecture.kind, run.architecture.kind)
@@ -219,7 +229,7 @@ def _same_model(run: Run, architecture: EncoderArchitecture, tokenizer: Tokenize
 def _other_model(run: Run, key: str, found: object, expected: object) -> UserError:
     return UserError(
         "run.other_model",
-        f"found {found}, but the run in {run.directory} has {expected}",
+        f"found {found}, but the run has {expected}. Use {expected}, or a new run_dir.",
         place=key,
     )
 

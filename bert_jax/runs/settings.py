@@ -104,11 +104,15 @@ def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
     """Raises UserError if a model cannot predict masked tokens; `name` is for the message."""
     if not heads.mlm:
         raise UserError(
-            "run.no_mlm_head", f"{name} has {describe(heads)}, no MLM head", place="fill-mask"
+            "run.no_mlm_head",
+            f"{name} has {describe(heads)}. Use a run with an MLM head.",
+            place="fill-mask",
         )
     if heads.causal:
         raise UserError(
-            "run.causal", f"{name} predicts the next token, not masked ones", place="fill-mask"
+            "run.causal",
+            f"{name} predicts the next token, not masked tokens. Use another checkpoint.",
+            place="fill-mask",
         )
 
 

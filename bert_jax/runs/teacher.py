@@ -54,7 +54,7 @@ class Teacher:
         if length > self.architecture.max_position_embeddings:
             raise UserError(
                 "teacher.positions",
-                f"found {self.architecture.max_position_embeddings}, allowed: {length}",
+                f"the teacher has {self.architecture.max_position_embeddings}, but rows {length}",
                 place=key,
             )
 
@@ -68,7 +68,7 @@ class Teacher:
         if run.tokenizer.hash != tokenizer.hash:
             raise UserError(
                 "teacher.tokenizer",
-                f"found {run.tokenizer.vocab_size:,} pieces, not {tokenizer.vocab_size:,}",
+                f"its tokenizer ({run.tokenizer.vocab_size:,} pieces) differs from the student's",
                 place=key,
             )
 

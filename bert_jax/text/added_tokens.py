@@ -121,7 +121,7 @@ def check_ids(spec: Spec, found: Mapping[str, int], source: str) -> None:
         if found.get(content) != number:
             raise UserError(
                 "tokenizer.added_tokens",
-                f"{shown(content)} is {number}, but {found.get(content)} in the library",
+                f"{shown(content)} has id {number}, but {found.get(content)} in the library",
                 place=f"{source}: added_tokens",
             )
 

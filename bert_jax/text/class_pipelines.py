@@ -121,7 +121,8 @@ def _differs(
     texts = "" if example is None else f", with other ids for {example}"
     return UserError(
         "tokenizer.class_differs",
-        f"found {found}, but {name} would use {expected}{texts}",
+        f"found {found}, but {name} replaces it by {expected}{texts}. "
+        "Set tokenizer_class to PreTrainedTokenizerFast if the model used this file.",
         place=place,
     )
 

@@ -123,7 +123,8 @@ def check_rows(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
         without = " without these settings" if changed else ""
         raise UserError(
             "tokenizer.rows",
-            f"found {found}, allowed: TemplateProcessing, Bert- or RobertaProcessing{without}",
+            f"found {found}, which writes no [CLS] or [SEP], allowed: TemplateProcessing, "
+            f"BertProcessing or RobertaProcessing{without}",
             place=f"{source}: post_processor",
         )
 
@@ -143,7 +144,7 @@ def check_flags(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
         if there is not None and here.get(name) != there:
             raise UserError(
                 "tokenizer.settings_differ",
-                f"{setting}: {here.get(name)}, not {there}",
+                f"{setting} is {here.get(name)} here and {there} in tokenizer_config.json",
                 place=source,
             )
 
@@ -151,7 +152,8 @@ def check_flags(settings: Mapping[str, Any], spec: Spec, source: str) -> None:
 def _own_code(root: epath.Path, name: str, found: Any) -> UserError:
     return UserError(
         "tokenizer.class",
-        f"{shown(found)} has code of its own. Use PreTrainedTokenizerFast.",
+        f"found {shown(found)}, which has code of its own. Add its tokenizer.json, and set "
+        "tokenizer_class to PreTrainedTokenizerFast.",
         place=f"{root}: {name}",
     )
 

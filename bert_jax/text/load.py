@@ -65,7 +65,9 @@ def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None)
     if not root.is_dir():
         found = "found a file, allowed: a" if root.exists() else "no such"
         raise UserError(
-            "tokenizer.missing", f"{found} directory. Make one: `bert-jax vocab`.", place=root
+            "tokenizer.missing",
+            f"{found} directory. Make a tokenizer with `bert-jax vocab`.",
+            place=root,
         )
     path = root / CONFIG_FILE
     has_pipeline = any((root / name).exists() for name in _PIPELINES)
@@ -93,7 +95,7 @@ def load_tokenizer(directory: epath.PathLike, *, lower_case: bool | None = None)
         found, wanted = differing(str(recorded), tokenizer.hash)
         raise UserError(
             "tokenizer.hash",
-            f"found {found}, but {_FILE_OF_TYPE[kind]} has {wanted}. Did you edit it? Remove hash.",
+            f"found {found}, but {_FILE_OF_TYPE[kind]} has {wanted}. If you edited it, drop hash.",
             place=f"{path}: hash",
         )
     return tokenizer
@@ -129,7 +131,9 @@ def _check_beside(vocabulary: epath.Path, spec: Spec, path: epath.Path) -> None:
     pieces = {piece: number for number, piece in enumerate(read_vocabulary(vocabulary))}
     if pieces != spec["model"]["vocab"]:
         raise UserError(
-            "tokenizer.vocabularies_differ", "differs from vocab.txt beside it", place=path
+            "tokenizer.vocabularies_differ",
+            "its vocabulary differs from vocab.txt in the same directory",
+            place=path,
         )
 
 
@@ -212,7 +216,8 @@ def _no_settings(root: epath.Path) -> UserError:
     if (root / VOCAB_FILE).exists():
         return UserError(
             "tokenizer.casing_unknown",
-            'unknown casing. Add tokenizer_config.json with "do_lower_case".',
+            'its casing is unknown. Add tokenizer_config.json with {"do_lower_case": true} or '
+            "false.",
             place=root,
         )
     return UserError.wrong(
@@ -225,7 +230,7 @@ def _refuse_fairseq(root: epath.Path) -> None:
     if (root / _FAIRSEQ_FILE).exists():
         raise UserError(
             "tokenizer.fairseq",
-            f"found {_FAIRSEQ_FILE}, fairseq's dictionary, which needs a tokenizer.json",
+            f"found {_FAIRSEQ_FILE}: vocab.txt is fairseq's dictionary. Add a tokenizer.json.",
             place=root,
         )
 
@@ -236,7 +241,7 @@ def _refuse_foreign(root: epath.Path) -> None:
         if (root / name).exists():
             raise UserError(
                 "tokenizer.slow_only",
-                f"found {name} alone. Write tokenizer.json with transformers' save_pretrained.",
+                f"found {name} without tokenizer.json. Write it with transformers' AutoTokenizer.",
                 place=root,
             )
 
@@ -247,7 +252,8 @@ def _refuse_foreign_model(path: epath.Path) -> None:
     if PAD.encode() not in content and b"<pad>" in content:
         raise UserError(
             "tokenizer.foreign_model",
-            "found <pad> for [PAD]. Write tokenizer.json, or for ALBERT use --uncased or --cased.",
+            "found <pad> instead of [PAD]. Write tokenizer.json with AutoTokenizer's "
+            "save_pretrained. For ALBERT, use --uncased or --cased.",
             place=path,
         )
 

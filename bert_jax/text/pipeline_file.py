@@ -53,7 +53,7 @@ def check_spec(found: Mapping[str, Any], source: str) -> Spec:
     if (found.get("truncation") or {}).get("direction") == "Left":
         raise UserError(
             "tokenizer.truncation",
-            'found "Left", allowed: "Right", which keeps the beginning',
+            'found "Left", which keeps the end of a text. Change it to "Right".',
             place=f"{source}: truncation.direction",
         )
     spec = {
@@ -164,7 +164,9 @@ def open_pipeline(spec: Spec, source: str) -> tokenizers.Tokenizer:
         if not isinstance(error, Exception) and "Panic" not in type(error).__name__:
             raise
         raise UserError(
-            "tokenizer.unreadable", f"cannot be read ({str(error)[:200]})", place=source
+            "tokenizer.unreadable",
+            f"the tokenizers library cannot read it ({str(error)[:200]})",
+            place=source,
         ) from None
 
 

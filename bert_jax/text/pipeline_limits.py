@@ -70,8 +70,10 @@ def check_limits(spec: Mapping[str, Any], source: str) -> None:
             text = pattern.get("String") if isinstance(pattern, dict) else None
             growth *= max(1, -(-len(content) // max(1, len(text or ""))))
     if growth > MOST_GROWTH:
-        raise UserError.wrong(
-            "tokenizer.growth", f"{growth:,}", MOST_GROWTH, place=f"{source}: normalizer"
+        raise UserError(
+            "tokenizer.growth",
+            f"replacements can make {growth:,} characters of one, allowed: {MOST_GROWTH}",
+            place=f"{source}: normalizer",
         )
 
 

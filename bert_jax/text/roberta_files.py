@@ -26,8 +26,10 @@ def read_roberta_files(directory: epath.Path, settings: Mapping[str, Any]) -> di
     merges = [line.split(" ") for line in lines if line]
     wrong = next((merge for merge in merges if len(merge) != 2), None)
     if wrong is not None:
-        raise UserError.wrong(
-            "tokenizer.merge", " ".join(wrong), "two pieces", place=directory / MERGES_FILE
+        raise UserError(
+            "tokenizer.merge",
+            f'found "{" ".join(wrong)}", allowed: two pieces in each line',
+            place=directory / MERGES_FILE,
         )
     prefix = settings.get("add_prefix_space") is True
     level = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True}

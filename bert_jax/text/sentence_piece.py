@@ -132,7 +132,9 @@ def open_model(model: bytes, source: str) -> sentencepiece.SentencePieceProcesso
         processor.LoadFromSerializedProto(model)
     except RuntimeError:
         raise UserError(
-            "tokenizer.not_sentencepiece", f"{len(model)} bytes are no such model", place=source
+            "tokenizer.not_sentencepiece",
+            f"found {len(model)} bytes that are no SentencePiece model",
+            place=source,
         ) from None
     return processor
 

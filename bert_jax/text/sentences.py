@@ -30,7 +30,9 @@ def check_language(language: str, *, key: str = "language") -> str:
     Raises UserError at the setting ``key`` if ``language`` has another form.
     """
     if not _LANGUAGE.fullmatch(language):
-        raise UserError.wrong(
-            "language.code", f'"{language}"', 'ISO 639 codes such as "en"', place=key
+        raise UserError(
+            "language.code",
+            f'found "{language}", allowed: a lower-case ISO 639 code, such as "en", "de" or "zh"',
+            place=key,
         )
     return language

@@ -57,7 +57,7 @@ def find_roles(settings: Mapping[str, Any], spec: Spec, source: str) -> Roles:
     if missing:
         raise UserError(
             "tokenizer.role_missing",
-            f'no piece for {all_of(missing)}. Name it: "mask_token": "<mask>".',
+            f'no special piece for {all_of(missing)}. Name it, as in "mask_token": "<mask>".',
             place=source,
         )
     unknown = found["unk"] if found["unk"] in pieces else None
@@ -105,7 +105,7 @@ def _check_ids(
     if [*written] != allowed:
         raise UserError(
             "tokenizer.template_ids",
-            f"found {shown([*written])}, allowed: {shown(allowed)}",
+            f"found {shown([*written])}, allowed: the special pieces {shown(allowed)}",
             place=f"{source}: post_processor",
         )
 

@@ -27,7 +27,9 @@ def read_spm_file(path: epath.Path, settings: Mapping[str, Any]) -> dict[str, An
     pieces = [[model.id_to_piece(each), model.get_score(each)] for each in ids]
     if all(float(score).is_integer() for _, score in pieces):  # ranks of merges
         raise UserError(
-            "tokenizer.not_unigram", "found no SentencePiece model of type unigram", place=path
+            "tokenizer.not_unigram",
+            "found no SentencePiece model of the type unigram, allowed: a model as in DeBERTaV3",
+            place=path,
         )
     named = with_defaults(settings, "DebertaV2")
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

@@ -54,7 +54,11 @@ def find_special(
     ids = {piece: token_id for token_id, piece in enumerate(vocabulary)}
     missing = [piece for piece in pieces if piece not in ids]
     if missing:
-        raise UserError("vocabulary.special_missing", f"found no {commas(missing)}", place=source)
+        raise UserError(
+            "vocabulary.special_missing",
+            f"found no {commas(missing)}, allowed: a vocabulary with all of {commas(pieces)}",
+            place=source,
+        )
     return SpecialIds(*(ids[piece] for piece in pieces))
 
 
@@ -86,15 +90,21 @@ def read_vocabulary(path: epath.Path) -> list[str]:
         piece = line.strip() or line
         if line.strip(" \t") != line and piece.strip():
             raise UserError(
-                "vocabulary.white_space", f"spaces in {shown(line)}", place=f"{path}: line {number}"
+                "vocabulary.white_space",
+                f"found {shown(line)}, allowed: a piece without spaces beside it",
+                place=f"{path}: line {number}",
             )
         if not piece or (piece.isspace() and piece.isascii()):
             raise UserError(
-                "vocabulary.blank_line", "found a blank line", place=f"{path}: line {number}"
+                "vocabulary.blank_line",
+                "found a blank line, allowed: one piece per line",
+                place=f"{path}: line {number}",
             )
         if piece in line_of:
             raise UserError(
-                "vocabulary.piece_twice", f'"{piece}": {line_of[piece]} and {number}', place=path
+                "vocabulary.piece_twice",
+                f'found "{piece}" in lines {line_of[piece]} and {number}, allowed: once',
+                place=path,
             )
         line_of[piece] = number
     return list(line_of)

@@ -193,7 +193,7 @@ class CheckpointDirectory:
         if chosen is None and any(self.entries[step].finished for step in skipped):
             raise UserError(
                 "checkpoint.all_damaged",
-                f"all damaged: {commas(damaged)}. Copy one again, or use a new run_dir.",
+                f"all are damaged ({commas(damaged)}). Copy one again, or use a new run_dir.",
                 place=self.path,
             )
         if skipped:

@@ -124,7 +124,9 @@ class Evaluator:
         ]
         if lost:
             raise Diverged(
-                "evaluation.diverged", f"NaN or infinity in {commas(lost)}", place="evaluation"
+                "evaluation.diverged",
+                f"found NaN or infinity in {commas(lost)}. The model has diverged.",
+                place="evaluation",
             )
         return self._task.score(totals)
 
@@ -229,6 +231,6 @@ def check_start(spec: TrainSpec, progress: TrainProgress) -> None:
     if missing := names if progress.start_data != data else names - progress.start.keys():
         raise UserError(
             "evaluation.no_start",
-            f"found {commas(sorted(missing))}, but {spec.run_dir} has no such score at its start",
+            f"{spec.run_dir} did not evaluate {commas(sorted(missing))} at its start. Remove it.",
             place="train.evaluation.at_most",
         )

@@ -71,7 +71,9 @@ def check_frozen(
         now, then = differing(found.get(name, "none"), saved.get(name, "none"))
         if now != then:
             raise UserError(
-                "frozen.changed", f"found {name} {now}, but the checkpoint has {then}", place=place
+                "frozen.changed",
+                f"found {name} {now} (SHA-256), but the checkpoint was trained with {then}",
+                place=place,
             )
 
 

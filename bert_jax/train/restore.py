@@ -154,15 +154,17 @@ def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
     if not saved:
         raise UserError(
             "checkpoint.params_only",
-            f"checkpoint {step} of {spec.run_dir} has parameters only. Use --init-from.",
+            f"checkpoint {step} of {spec.run_dir} has only parameters. Use --init-from.",
             place="run_dir",
         )
     if IMPORTED not in saved:
         return TrainProgress.from_json(saved)
     steps = [phase.steps for phase in spec.phases]
     if step >= sum(steps):
-        raise UserError.wrong(
-            "phases.too_few_steps", sum(steps), f"more than {step}", place="train.phases"
+        raise UserError(
+            "phases.too_few_steps",
+            f"found {sum(steps)} steps, but the imported checkpoint is at step {step}",
+            place="train.phases",
         )
     progress = TrainProgress.at(step, steps)
     _begin(progress, spec)
@@ -179,8 +181,10 @@ def _check(progress: TrainProgress, spec: TrainSpec, warn: Callable[[str], None]
     """Raises UserError if phases are missing, or data differ without `allow_data_change`."""
     phases = spec.phases
     if progress.phase >= len(phases):
-        raise UserError.wrong(
-            "phases.too_few", len(phases), f"more than {progress.phase}", place="train.phases"
+        raise UserError(
+            "phases.too_few",
+            f"found {len(phases)}, but the checkpoint is in phase {progress.phase}, from 0",
+            place="train.phases",
         )
     phase = phases[progress.phase]
     if progress.position is None or progress.phase_step >= phase.steps:

@@ -58,7 +58,9 @@ def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
     for name in ("warmup_steps", "decay_fraction"):
         if (found := getattr(phase, name)) is not None:
             raise UserError(
-                "phases.warmup", f"found {found} without learning_rate", place=f"{key}.{name}"
+                "phases.warmup",
+                f"found {found}, allowed: only together with a learning_rate of this phase",
+                place=f"{key}.{name}",
             )
 
 
@@ -75,6 +77,6 @@ def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
         if found not in (own, OptimizerSection.model_fields[name].default):
             raise UserError(
                 "optimizer.replaced",
-                f"{found}. Set train.phases.0.{name}.",
+                f"found {found}, but phase 0 has another schedule. Set train.phases.0.{name}.",
                 place=f"optimizer.{name}",
             )

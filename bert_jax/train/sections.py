@@ -136,7 +136,7 @@ class PhaseSection(MixedSection):
         if self.seq_length > positions:
             raise UserError(
                 "phases.seq_length",
-                f"found {self.seq_length}, allowed: at most {positions} positions",
+                f"found {self.seq_length}, allowed: at most the model's {positions} positions",
                 place=f"{key}.seq_length",
             )
 
@@ -263,13 +263,13 @@ class TrainSection(Section):
             if phase.is_mixed:
                 raise SettingError(
                     "evaluation.mixture",
-                    f"missing, but phase {at} mixes datasets. Set it, or use sets.",
+                    f"missing, but phase {at} mixes datasets. Set it, or evaluation.sets.",
                     place="evaluation.dataset",
                 )
         if self.evaluation.at_most and len({phase.dataset_name for phase in self.phases}) > 1:
             raise SettingError(
                 "evaluation.at_most_data",
-                "missing, but at_most needs one for all phases. Set it, or evaluation.sets.",
+                "missing, but at_most compares phases, whose datasets differ. Set it, or sets.",
                 place="evaluation.dataset",
             )
         return self

@@ -83,13 +83,7 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         state: TrainState, batch: Batch, limits: StepLimits, schedule: Schedule, frozen: Params
     ) -> tuple[TrainState, StepFigures]:
         value, metrics, grads = gradients(state, batch, frozen)
-        squares = jax.tree.map(  # [], or [layers] if the parameter is stacked
-            lambda grad, names: jnp.square(grad).sum(
-                tuple(at for at, name in enumerate(names) if name != "layers")
-            ),
-            grads,
-            spec.model.axes,
-        )
+        squares = _squares_by_layer(grads, spec.model.axes)
         norm = jnp.sqrt(sum(square.sum() for square in jax.tree.leaves(squares)))
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         within = (value <= limits.loss) & (norm <= limits.gradient_norm)
@@ -110,12 +104,7 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
             decay = jnp.minimum(spec.ema.decay, (1 + count) / (10 + count))
             ema = cast(Params, optax.incremental_update(params, cast(Params, ema), 1 - decay))
         changed = TrainState(state.step + 1, state.rng, params, opt_state, healthy, ema)
-        new_state = jax.tree.map(  # the optimizer has already chosen the moments
-            lambda new, old: new if isinstance(new, MomentsState) else jnp.where(healthy, new, old),
-            changed,
-            state._replace(healthy=healthy),
-            is_leaf=lambda node: isinstance(node, MomentsState),
-        )
+        new_state = _where(healthy, changed, state._replace(healthy=healthy))
 
         one = jnp.ones((), jnp.float32)
         metrics = metrics | {
@@ -127,6 +116,15 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
         return new_state, StepFigures(metrics, squares)
 
     return step
+
+
+def _where(healthy: jax.Array, changed: TrainState, kept: TrainState) -> TrainState:
+    """Returns `changed` if healthy, else `kept`. The optimizer has already chosen the moments."""
+
+    def choose(new: Any, old: Any) -> Any:
+        return new if isinstance(new, MomentsState) else jnp.where(healthy, new, old)
+
+    return jax.tree.map(choose, changed, kept, is_leaf=lambda node: isinstance(node, MomentsState))
 
 
 def make_gradients(
@@ -155,6 +153,19 @@ def make_gradients(
         return accumulate(grad, params, batch, dropout_key(state), accumulation)
 
     return gradients
+
+
+def _squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
+    """Returns the sum of squares of each gradient: [], or [layers] if the parameter is stacked.
+
+    `axes` are the logical axes, nested like the gradients.
+    """
+
+    def squares(grad: jax.Array, names: tuple[str, ...]) -> jax.Array:
+        over = tuple(at for at, name in enumerate(names) if name != "layers")
+        return jnp.square(grad).sum(over)
+
+    return jax.tree.map(squares, grads, axes)
 
 
 @made_once

@@ -107,7 +107,11 @@ def _last(models: Sequence[str], last: int) -> list[_Source]:
     run = open_run(find_origin(models[0]).run_dir)
     steps = read_checkpoints(run.directory, lambda found: found.on_disk.steps())
     if not 2 <= last <= len(steps):
-        raise UserError.wrong("average.checkpoints", last, f"at most {len(steps)}", place="--last")
+        raise UserError(
+            "average.checkpoints",
+            f"found {last}, but {run.directory} has only {len(steps)} checkpoints",
+            place="--last",
+        )
     return [_Source(models[0], run, str(step)) for step in reversed(steps[-last:])]
 
 
@@ -118,7 +122,7 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     if len(weights) != count or not abs(sum(weights) - 1) <= _ROUNDING:
         raise UserError(
             "average.weights",
-            f"found {len(weights)} with the sum {sum(weights):.6g}, allowed: {count} with 1",
+            f"found {len(weights)} of the sum {sum(weights):.6g}, allowed: {count} of the sum 1",
             place="--weights",
         )
     return list(weights)
@@ -134,7 +138,7 @@ def _common_heads(sources: Sequence[_Source]) -> HeadsSection:
         if heads.model_copy(update=flags) != first.model_copy(update=flags):
             raise UserError(
                 "average.heads",
-                f"found {describe(first)} and {describe(heads)}, allowed: one task",
+                f"found {describe(first)} and {describe(heads)}. Use models of one task.",
                 place="MODEL",
             )
     return first.model_copy(update=flags)
@@ -197,7 +201,9 @@ def _require_same(
     """Raises UserError if two models differ in tokenizer or architecture, apart from dropout."""
     if first.run.tokenizer.hash != other.run.tokenizer.hash:
         raise UserError(
-            "average.tokenizer", f"{first.name}, {other.name}: different tokenizers", place="MODEL"
+            "average.tokenizer",
+            f"found another tokenizer in {other.name} than in {first.name}",
+            place="MODEL",
         )
     ours, theirs = (
         {"kind": each.kind, **each.with_dropout(0.0).model_dump()} for each in (expected, found)
@@ -206,6 +212,6 @@ def _require_same(
     if names:
         raise UserError(
             "average.architecture",
-            f"found {names[0]} {theirs.get(names[0])} and {ours.get(names[0])}",
+            f"{names[0]} is {theirs.get(names[0])}, but {ours.get(names[0])} in {first.name}",
             place="MODEL",
         )

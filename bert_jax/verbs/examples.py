@@ -98,7 +98,9 @@ def _make(section: ExamplesSection, extra: ExtraOutputs, say: Callable[[str], No
     with under("examples", ExamplesSection):
         if extra.any and is_remote(output):
             raise UserError(
-                "examples.in_bucket", f"found {output}. Copy it to this machine.", place="output"
+                "examples.in_bucket",
+                f"found {output}. Copy the dataset to this machine to read it.",
+                place="output",
             )
         if not (extra.any and (output / PROVENANCE_NAME).exists()):
             return make_examples(section, progress=say)
@@ -109,7 +111,7 @@ def _make(section: ExamplesSection, extra: ExtraOutputs, say: Callable[[str], No
             if (asked := getattr(section, name)) != value:
                 raise UserError(
                     "examples.setting_changed",
-                    f"{asked}, but {section.output} has {value}",
+                    f"found {asked}, but {section.output} was made with {value}",
                     place=name,
                 )
         return provenance
@@ -130,7 +132,7 @@ def _write_extra(
         found, wanted = differing(tokenizer.hash, provenance.tokenizer_hash)
         raise UserError(
             "examples.tokenizer_changed",
-            f"{found}, {output} has {wanted}",
+            f"found {found}, but {output} was made with tokenizer {wanted}",
             place="examples.tokenizer",
         )
     masking, seed = masking_of(config.objective) or MaskingSection(), config.seed

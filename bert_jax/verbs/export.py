@@ -149,7 +149,7 @@ def _refuse_unknown_to(to: Format, run: Run) -> None:
         if (found := getattr(run.architecture, name, allowed)) != allowed:
             raise UserError(
                 "export.setting",
-                f"found {found}, allowed with --to {to}: {allowed}. Use --to stablehlo.",
+                f"found {found}, but --to {to} has only models with {allowed}. Use --to stablehlo.",
                 place=f"model.architecture.{name}",
             )
     fits = to == "hf" and classes_for(format, run.heads, model_type=_model_type(run))

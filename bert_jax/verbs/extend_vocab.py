@@ -61,7 +61,9 @@ def extend_vocab(section: VocabSection, *, force: bool, say: Callable[[str], Non
         words = choose_words(tokenizer, lines, count=section.new_pieces)
         if not words:
             raise UserError(
-                "vocab.nothing_new", f"found no new word {MIN_COUNT} times", place="input"
+                "vocab.nothing_new",
+                f"found no word of several pieces that occurs {MIN_COUNT} times or more",
+                place="input",
             )
         if len(words) < section.new_pieces:
             say(f"the text has {len(words):,} new words, fewer than vocab.new_pieces")

@@ -84,7 +84,9 @@ def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Con
         with hold_run(root) as check_lock:
             if (root / SWEEP).exists():
                 raise UserError(
-                    "run_dir.sweep", f"found {root}, a sweep. Use a new one.", place="run_dir"
+                    "run_dir.sweep",
+                    f"found {root}, a sweep. Use the settings of the sweep, or a new directory.",
+                    place="run_dir",
                 )
             show_data(prepared, console)
             return run_finetuning(

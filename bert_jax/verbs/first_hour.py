@@ -81,8 +81,10 @@ def _trial(config: RunConfig, directory: Path) -> RunConfig:
     need(config.model, "model", verb)
     need(config.tokenizer, "tokenizer", verb)
     if config.mesh.distributed.enabled:
-        raise UserError.wrong(
-            "first_hour.processes", True, "false", place="mesh.distributed.enabled"
+        raise UserError(
+            "first_hour.processes",
+            "found true, allowed: false. The report is about one host.",
+            place="mesh.distributed.enabled",
         )
     first = train.phases[0]
     steps = min(first.steps, _MOST_STEPS)

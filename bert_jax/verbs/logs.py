@@ -41,7 +41,9 @@ def logs(
     files = job_of(target, bucket=bucket)
     if files is None:
         raise UserError(
-            "job.not_submitted", "no `bert-jax submit` has uploaded its output", place=target
+            "job.not_submitted",
+            "started without `bert-jax submit`, so its output was not uploaded",
+            place=target,
         )
     attempts = read_state(files).attempts
     last = attempts[-1].number if attempts else 1
@@ -75,5 +77,7 @@ def read_log(
         pause()
     if not part and not shown and not follow:
         raise UserError(
-            "job.no_output", "none yet. Use --follow to wait.", place=files.log(attempt, worker)
+            "job.no_output",
+            f"host {worker} of attempt {attempt} has no output yet. Use --follow to wait for it.",
+            place=files.log(attempt, worker),
         )

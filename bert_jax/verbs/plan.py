@@ -71,7 +71,9 @@ def require_topologies(topologies: Sequence[str]) -> None:
     """Raises UserError if there is no topology to plan for."""
     if not topologies:
         raise UserError(
-            "plan.topology_missing", "missing. Give v5litepod-16 or the like.", place="--topology"
+            "plan.topology_missing",
+            "missing. Give one such as v3:4x4, v5litepod-16 or v4-32.",
+            place="--topology",
         )
 
 

@@ -150,8 +150,10 @@ def _check_output(path: Path, *, submission: bool, force: bool) -> None:
         return
     found = "a directory" if path.is_dir() else path.suffix or "no suffix"
     if found not in SUFFIXES:
-        raise UserError.wrong(
-            "predict.suffix", found, f"{one_of(SUFFIXES)}; or --submission", place=path
+        raise UserError(
+            "predict.suffix",
+            f"found {found}, allowed: {one_of(SUFFIXES)}, or a directory with --submission",
+            place=path,
         )
     if path.exists() and not force:
         raise output_exists(path)

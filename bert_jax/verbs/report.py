@@ -58,7 +58,9 @@ def _open(path: str) -> Run:
     run = open_run(path)
     if run.is_fine_tuned:
         raise UserError(
-            "report.fine_tuned", f"fine-tuned; see {epath.Path(path) / REPORT}", place=path
+            "report.fine_tuned",
+            f"a fine-tuned run; `bert-jax finetune` has written {epath.Path(path) / REPORT}",
+            place=path,
         )
     if not run.has("train"):
         raise UserError("report.imported", "an imported model, which has no metrics", place=path)

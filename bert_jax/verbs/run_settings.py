@@ -76,7 +76,9 @@ def finetune_settings(
     require_inputs(finetuning_inputs(section), config.mesh)
     if config.model is not None and not _is_resolved(run_dir, config.model):
         raise UserError(
-            "finetune.model", "defined by finetune.init_from. Remove this section.", place="model"
+            "finetune.model",
+            "finetune.init_from defines the model. Set finetune.dropout or finetune.dtype.",
+            place="model",
         )
     # Refuse settings of pretraining, except defaults: a resolved configuration contains them.
     replaced = {
@@ -87,7 +89,9 @@ def finetune_settings(
     for name, allowed in {**replaced, "loader": "none"}.items():
         if getattr(config, name) != RunConfig.model_fields[name].default:
             raise UserError(
-                "finetune.pretraining_section", f"allowed with finetune: {allowed}", place=name
+                "finetune.pretraining_section",
+                f"found settings of pretraining, allowed with finetune: {allowed}",
+                place=name,
             )
     with starting_jax():
         from bert_jax.verbs.import_checkpoint import find_origin

@@ -27,7 +27,9 @@ def stop(job: str, *, bucket: str | None = None, say: Say = print) -> None:
     files = find_job(job, bucket=bucket)
     if (state := read_state(files)).outcome is not None and state.current is None:
         raise UserError(
-            "job.ended", f"ended: {state.outcome} {state.message}", place=files.directory
+            "job.ended",
+            f"this job has ended: {state.outcome} {state.message}",
+            place=files.directory,
         )
     write_whole(files.stop, "{}\n")
     section, lock = read_job(files).submit, lock_at(files.lease, say=say)

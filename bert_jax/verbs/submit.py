@@ -110,7 +110,9 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> submit_
     """
     if config.submit is None:
         raise UserError(
-            "setting.needed", "missing. Set it, or give --on v5litepod-16.", place="submit"
+            "setting.needed",
+            "missing, but submit needs it. Or name the machines: --on v5litepod-16.",
+            place="submit",
         )
     section = config.submit
     local = section.on == ("local",)
@@ -185,16 +187,22 @@ def _bucket(section: SubmitSection) -> str:
     if section.on == ("local",):
         if bucket is None:
             raise UserError(
-                "submit.directory_missing", "missing. Give one: /tmp/jobs.", place="--bucket"
+                "submit.directory_missing",
+                "missing. With --on local give a directory, such as --bucket /tmp/jobs.",
+                place="--bucket",
             )
         return absolute(bucket)
     if bucket is None:
         raise UserError(
-            "submit.bucket_missing", "missing, such as gs://your-bucket", place="--bucket"
+            "submit.bucket_missing",
+            "missing. Give a bucket, such as --bucket gs://your-bucket.",
+            place="--bucket",
         )
     if not bucket.startswith("gs://"):
-        raise UserError.wrong(
-            "submit.bucket_local", bucket, "gs://…, except with --on local", place="--bucket"
+        raise UserError(
+            "submit.bucket_local",
+            f"found {bucket}, allowed: gs://…, or a directory with --on local",
+            place="--bucket",
         )
     check_bucket_name(bucket)
     return bucket.rstrip("/")
@@ -207,7 +215,9 @@ def _with_free_name(prepared: submit_checks.PreparedJob) -> submit_checks.Prepar
     while (files := JobFiles(job_directory(job.submit.bucket or "", name))).job.exists():
         if read_state(files).outcome is None:
             raise UserError(
-                "submit.running", "not ended. Use bert-jax watch or stop.", place=files.directory
+                "submit.running",
+                f"this job still runs. Use `bert-jax stop {files.directory}` or another --name.",
+                place=files.directory,
             )
         number += 1
         name = f"{job.name}-{number}"

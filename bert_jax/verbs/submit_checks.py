@@ -98,11 +98,15 @@ def require_limit(job: Job, *, no_limit: bool) -> None:
         return
     if cost is None and not no_limit:
         raise UserError(
-            "submit.limit_missing", "missing. Give dollars, or --no-limit.", place="--max-cost"
+            "submit.limit_missing",
+            "missing. Give the maximum cost of the job in dollars, or --no-limit.",
+            place="--max-cost",
         )
     if cost is not None and no_limit:
         raise UserError(
-            "submit.two_limits", f"found beside submit.limits.cost {cost:,.2f}", place="--no-limit"
+            "submit.two_limits",
+            f"found with submit.limits.cost = {cost:,.2f}. Remove one of them.",
+            place="--no-limit",
         )
 
 
@@ -186,7 +190,7 @@ def _plan(
             if not found.fits:
                 error = UserError(
                     "submit.does_not_fit",
-                    f"does not fit {placement.on}. See `bert-jax plan`.",
+                    f"the run does not fit. See `bert-jax plan … --topology {placement.on}`.",
                     place="plan",
                 )
                 yield preflight.wrong(error, placement)

@@ -62,7 +62,9 @@ def vocab(
             )
         if (directory / PROVENANCE_NAME).exists():
             raise UserError(
-                "vocab.output_has_files", f"{section.output} has other files", place="vocab.output"
+                "vocab.output_has_files",
+                f"found {section.output}, which is a dataset or a run. Choose another directory.",
+                place="vocab.output",
             )
         if not is_remote(directory):
             _refuse_input(pathlib.Path(directory), section)

@@ -79,7 +79,9 @@ def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
     lock = lock_at(files.lease, say=say)
     if not lock.take():
         raise UserError(
-            "job.watched", f"already watched ({lock.holder or 'unknown'})", place=files.directory
+            "job.watched",
+            f"another process ({lock.holder or 'unknown'}) watches this job",
+            place=files.directory,
         )
     try:
         yield lock

@@ -267,7 +267,7 @@ def claim(prepared: TrainingSetup) -> epath.Path:
     if found != learnt:
         raise UserError(
             "finetune.other_labels",
-            f"found {commas(found)}, but {run.directory} has {commas(learnt)}",
+            f"found {commas(found)}, but the run in {run.directory} has {commas(learnt)}",
             place="finetune.task",
         )
     return root

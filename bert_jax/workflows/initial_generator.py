@@ -81,7 +81,7 @@ def with_generator(found: Params, abstract: Params, *, place: str) -> Params:
     if differing:
         raise UserError(
             "init_from.shared_embeddings",
-            f"found different {commas(sorted(differing))}, allowed: gradient_disentangled",
+            f"both networks need equal {commas(sorted(differing))}. Use gradient_disentangled.",
             place=place,
         )
     for path in wanted.keys() - generator.keys():

@@ -38,7 +38,7 @@ def find_initial(settings: PretrainSettings, tokenizer: Tokenizer) -> Run | None
         if began is not None and settings.init_from is None:
             raise UserError(
                 "init_from.missing",
-                f"not set, but {own.directory} began with {began} and has no checkpoint yet",
+                f"not set, but {own.directory} began with {began}. Repeat the option.",
                 place=INIT_FROM,
             )
     if settings.origin is None:
@@ -53,7 +53,8 @@ def require_tokenizer(run: Run, tokenizer: Tokenizer, *, found: str, name: str |
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
             "init_from.tokenizer",
-            f"found {found}. Use {run.directory / TOKENIZER}, or `bert-jax vocab --extend`.",
+            f"found another tokenizer ({found}) than {run.directory / TOKENIZER}. Use that, or the "
+            "run that `bert-jax vocab --extend` writes.",
             place="tokenizer",
         )
 
@@ -73,7 +74,7 @@ def _require_same_start(settings: PretrainSettings, began: str | None) -> None:
         return
     raise UserError(
         "init_from.other_start",
-        f"found {asked}, but {settings.run_dir} began with {began}. Use a new one.",
+        f"found {asked}, but {settings.run_dir} began with {began}. Use a new run_dir.",
         place=INIT_FROM,
     )
 
@@ -108,6 +109,6 @@ def may_differ(name: str, theirs: EncoderArchitecture) -> bool:
 def _other(run: Run, key: str, name: str, found: object, expected: object) -> UserError:
     return UserError(
         "init_from.other_model",
-        f"found {name} {found}, but {run.directory} has {expected}",
+        f"found {name} {found}, but {run.directory} has {expected}. Remove this setting.",
         place=key,
     )

@@ -48,7 +48,7 @@ def objective_of(run: Run, *, phase: int = -1) -> Objective:
     if section.heads.of_pretraining - run.heads.of_pretraining:
         raise UserError(
             "evaluate.heads_missing",
-            f"found {describe(run.heads)}, {section.kind} needs {describe(section.heads)}",
+            f"has {describe(run.heads)}, but {section.kind} needs {describe(section.heads)}",
             place=run.directory,
         )
     return make_objective(

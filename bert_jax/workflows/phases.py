@@ -85,15 +85,17 @@ class ExampleSource:
                 evaluation=evaluation,
             )
         if max_examples > 1:
-            raise UserError.wrong(
-                "dataset.stored_masks_packed", max_examples, "stored masks", place="packing"
+            raise UserError(
+                "dataset.stored_masks_packed",
+                f"found max_examples {max_examples}, but stored masks cannot be packed. Set null.",
+                place="packing",
             )
         summary = self.dataset.summary
         slots = max_predictions or summary.slots
         if slots < summary.most_predictions:
             raise UserError(
                 "phase.max_predictions",
-                f"found {slots}, allowed: at least {summary.most_predictions}",
+                f"found {slots}, but an example has {summary.most_predictions} predictions",
                 place="max_predictions",
             )
         return StaticMaskTransform(
@@ -201,21 +203,22 @@ def _check_google_bert(
     if objective.pair != "nsp":
         raise UserError(
             "objective.tfrecords",
-            f"found TFRecords of {dataset.directory}, allowed with {objective.kind}: datasets",
+            f"TFRecords have next-sentence labels, for objective.kind bert, not {objective.kind}",
             place=key,
         )
     highest, special = dataset.summary.highest_id, tokenizer.special
     if highest >= tokenizer.vocab_size:
         raise UserError(
             "tfrecord.token_id",
-            f"found {highest} in {dataset.directory}, allowed: 0 to {tokenizer.vocab_size - 1}",
+            f"found id {highest} in {dataset.directory}, allowed: 0 to {tokenizer.vocab_size - 1}",
             place=key,
         )
     ends = dataset[0].original()[[0, -1]].tolist()
     if ends != [special.cls, special.sep]:
         raise UserError(
             "tfrecord.special_ids",
-            f"found {all_of(ends)} in {dataset.directory}, allowed: {special.cls}, {special.sep}",
+            f"{dataset.directory} has the ids {all_of(ends)} for [CLS] and [SEP], but the run's "
+            f"tokenizer {all_of([special.cls, special.sep])}",
             place=key,
         )
 

@@ -179,13 +179,13 @@ def _heads(settings: PretrainSettings) -> HeadsSection:
         if objective.heads.of_pretraining != heads.of_pretraining:
             raise UserError(
                 "objective.phases",
-                f"found {describe(objective.heads)}, but the last phase trains {describe(heads)}",
+                f"trains {describe(objective.heads)}, but the last phase {describe(heads)}",
                 place=f"{settings.objective_key(phase)}.kind",
             )
     if settings.model.heads not in (HeadsSection(), heads):
         raise UserError(
             "model.heads_of_objective",
-            f"found {describe(settings.model.heads)}, {last.kind} trains {describe(heads)}",
+            f"found {describe(settings.model.heads)}, but {last.kind} trains {describe(heads)}",
             place="model.heads",
         )
     return heads
@@ -306,7 +306,7 @@ def _check_rules(
         if key == "best_by" and not any(set(wanted) <= set(own) for own in together):
             raise UserError(
                 "evaluation.scores_apart",
-                f"found {all_of(wanted)}, allowed: losses of one phase",
+                f"found {all_of(wanted)}, which no single evaluation has",
                 place=f"train.evaluation.{key}",
             )
 
@@ -333,7 +333,7 @@ def _origin(
     if same_direction != wanted:  # an imported model
         raise UserError(
             "run.other_heads",
-            f"{root} has {describe(run.heads)}, not {describe(wanted)}. Use --init-from.",
+            f"{root} has {describe(run.heads)}, not {describe(wanted)}. Use --init-from {root}.",
             place="run_dir",
         )
     merged = {name: {**saved.get(name, {}), **paths} for name, paths in data._asdict().items()}

@@ -61,7 +61,9 @@ def evaluate_objective(
     if not paths:
         why = "was imported" if phase is None else "mixes datasets"
         raise UserError(
-            "evaluate.no_dataset", f"missing, but {run.directory} {why}", place="--dataset"
+            "evaluate.no_dataset",
+            f"missing, but {run.directory} {why} and has no held-out dataset of its own",
+            place="--dataset",
         )
     loaded = load_params(run, checkpoint=checkpoint, ema=ema, mesh=open_mesh(mesh), define=define)
     run = run.of_phase(loaded.architecture, causal=loaded.heads.causal)
@@ -120,7 +122,7 @@ def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:
     if longest > positions:
         raise UserError(
             "evaluate.example_too_long",
-            f"found {longest} tokens, {run.directory} has {positions} positions",
+            f"an example has {longest} tokens, but {run.directory} has {positions} positions",
             place="--dataset",
         )
     return bucket_of(longest, buckets_up_to(positions))

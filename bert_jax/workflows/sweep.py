@@ -89,12 +89,14 @@ class SweepRecord:
                     self.results[result.point] = result
             except (KeyError, TypeError, AttributeError) as error:
                 raise UserError(
-                    "sweep.record", f"no record of a sweep ({error!r})", place=path
+                    "sweep.record", f"damaged, or not the record of a sweep ({error!r})", place=path
                 ) from None
             refuse_other_settings(root, held=held, asked=self._settings, free=FREE, what="sweep")
         elif (root / "config.yaml").exists():
             raise UserError(
-                "sweep.single_run", f"{root} is a single run. Use a new one.", place="run_dir"
+                "sweep.single_run",
+                f"{root} contains a single run. Use a new run_dir.",
+                place="run_dir",
             )
 
     @property

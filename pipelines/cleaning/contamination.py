@@ -77,7 +77,9 @@ def _squad(path: str) -> Iterator[list[str]]:
                 yield from ([text] for text in texts)
     except (KeyError, TypeError) as error:
         raise UserError(
-            "contamination.squad", f"found no {error}, which SQuAD's data has", place=path
+            "contamination.squad",
+            f"found no {error}, so it is not SQuAD's data. Use .tsv or .jsonl for other data.",
+            place=path,
         ) from error
 
 

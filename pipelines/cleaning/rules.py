@@ -133,7 +133,7 @@ def _keeps(
     except Exception as error:
         raise UserError(
             "cleaning.filter_failed",
-            f"raised {type(error).__name__} for {identity}: {error}",
+            f"the function raised {type(error).__name__} for the document {identity}: {error}",
             place=LANGUAGE_FILTER,
         ) from error
     if isinstance(answer, bool):

@@ -219,7 +219,7 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
         if workers is not None:
             raise UserError(
                 "beam.workers_ignored",
-                f"found {workers}, but beam.runner is {section.runner}. Set its beam.options.",
+                f"found {workers}, but {section.runner} ignores it. Set its own beam.options.",
                 place="workers",
             )
         # By default Dask puts 128 jobs into a partition, so most workers would get none.
@@ -228,7 +228,9 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
         return ["--dask_partition_size=1"] if is_dask and not given & own else []
     if workers is not None and "--direct_num_workers" in given:
         raise UserError(
-            "beam.workers_twice", f"found {workers} beside --direct_num_workers", place="workers"
+            "beam.workers_twice",
+            f"found {workers}, but beam.options has --direct_num_workers. Set only one of them.",
+            place="workers",
         )
     defaults = {
         "--direct_running_mode": "multi_processing",
@@ -285,7 +287,9 @@ def _from_environment(option: str) -> str:
         return option
     if (found := os.environ.get(value[1:])) is None:
         raise UserError(
-            "beam.environment", f"found {name}={value}, an unset variable", place=_OPTIONS
+            "beam.environment",
+            f"found {name}={value}, but the environment has no such variable",
+            place=_OPTIONS,
         )
     return f"{name}{equals}{found}"
 

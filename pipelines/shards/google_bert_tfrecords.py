@@ -33,11 +33,18 @@ def write_tfrecords(
     for dataset in datasets:
         kind = dataset.provenance.pairing.kind
         if kind != "nsp":
-            raise UserError.wrong("tfrecords.pairing", kind, "nsp", place=dataset.directory)
+            raise UserError.wrong(
+                "tfrecords.pairing",
+                kind,
+                "nsp, because rows need a next-sentence label",
+                place=dataset.directory,
+            )
         longest = int(dataset.lengths.max())
         if longest > rows.seq_length:
-            raise UserError.wrong(
-                "tfrecords.too_long", longest, f"{rows.seq_length} tokens", place=dataset.directory
+            raise UserError(
+                "tfrecords.too_long",
+                f"found an example of {longest} tokens, allowed: at most {rows.seq_length}",
+                place=dataset.directory,
             )
     with new_directory(output) as aside:
         for dataset in datasets:

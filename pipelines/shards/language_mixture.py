@@ -24,7 +24,11 @@ def check_languages(section: ExamplesSection, languages: Mapping[str, LanguageCo
     for name, language in languages.items():
         held = language.tally.held
         if not held.total():
-            raise UnusableText("text.language_empty", f"found no document of {name}", place="input")
+            raise UnusableText(
+                "text.language_empty",
+                f"found no document in the files of {name}, allowed: at least 2",
+                place="input",
+            )
         if held["train"] < least:
             raise UserError(
                 "text.language_small",

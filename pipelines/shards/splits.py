@@ -38,7 +38,7 @@ def count_shards(
     if total < least:
         raise UnusableText(
             "text.few_documents",
-            f"found {total} document, allowed: at least {least}. Is documents correct?",
+            f"found {total} document, allowed: at least {least}. Is documents: set correctly?",
             place="input",
         )
     shards = {}
@@ -47,7 +47,7 @@ def count_shards(
         if most < least:
             raise UserError(
                 "examples.validation_fraction",
-                f"found {section.validation_fraction}, which leaves {most} of {total} for {split}",
+                f"found {section.validation_fraction}: {most} of {total} for {split} are too few",
                 place="validation_fraction",
             )
         tokens = sum(tally.tokens[split] for tally in tallies)

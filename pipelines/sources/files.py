@@ -132,12 +132,16 @@ def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:
 def _expand(pattern: str, key: str) -> list[str]:
     if is_remote(pattern) and "**" in pattern:  # epath refuses to list a whole bucket
         raise UserError(
-            "input.remote_glob", f"found {pattern}, but ** works only for local files", place=key
+            "input.remote_glob",
+            f"found {pattern}, but ** works only for local files. Use * for each directory.",
+            place=key,
         )
     path = epath.Path(pattern).expanduser()
     if path.is_dir():
         raise UserError(
-            "input.directory", f"found the directory {path}. Use {path}/*.txt.", place=key
+            "input.directory",
+            f"found the directory {path}. Name its files, such as {path}/*.txt.",
+            place=key,
         )
     if path.exists():  # before globbing: a file name may contain a bracket
         return [str(path)]
@@ -227,7 +231,7 @@ def line_number(path: str, offset: int) -> int:
 def _too_long(path: str, offset: int, limit: int, setting: str) -> UserError:
     return UserError(
         "text.line_too_long",
-        f"found {limit:,} characters or more ({setting})",
+        f"found {limit:,} characters or more ({setting}). Is it one paragraph?",
         place=f"{path}: line {line_number(path, offset)}",
     )
 
@@ -247,8 +251,10 @@ def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
         shared = epath.Path(root).expanduser().parts
     for path, parts in zip(paths, split, strict=True):
         if parts[: len(shared)] != shared:
-            raise UserError.wrong(
-                "input.outside_root", root, f"a folder above {path}", place="input_root"
+            raise UserError(
+                "input.outside_root",
+                f"found {root}, but {path} is not below it",
+                place="input_root",
             )
     return ["/".join(parts[len(shared) :]) for parts in split]
 

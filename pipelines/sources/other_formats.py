@@ -57,7 +57,9 @@ def refuse_other_formats(path: str, suffix: str, start: bytes, *, expected: str)
         )
     if found is None and "\n" not in text and "\r" in text.strip():
         raise UserError(
-            "input.line_ends", "found lines that end in CR. Set format: text.", place=path
+            "input.line_ends",
+            "found lines that end in CR. Convert them, or set format: text for one line.",
+            place=path,
         )
     if found is not None:
         allowed = commas(["plain text", "JSON lines", "Parquet", "WikiExtractor", "Wikipedia XML"])

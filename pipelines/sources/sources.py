@@ -103,14 +103,16 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
         if language == "false":
             raise UserError(
                 "input.norwegian",
-                'found false. Write "no", in quotes, for Norwegian.',
+                'found false, because YAML reads a bare no as false. Write "no" for Norwegian.',
                 place="input",
             )
         if language is not None:
             check_language(language, key="input")
             if not names:
                 raise UserError(
-                    "input.language_empty", f"found no file for {language}", place="input"
+                    "input.language_empty",
+                    f"found no file for {language}, allowed: files and globs",
+                    place="input",
                 )
         of_tfds = [
             name
@@ -201,7 +203,9 @@ def _add(seen: dict[str, str | None], paths: Sequence[str], language: str | None
     for path in paths:
         if path in seen:
             raise UserError(
-                "input.two_languages", f"{path}: {all_of([seen[path], language])}", place="input"
+                "input.two_languages",
+                f"found {path} for {all_of([seen[path], language])}, allowed: one language",
+                place="input",
             )
         seen[path] = language
 

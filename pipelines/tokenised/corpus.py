@@ -185,7 +185,7 @@ def _refuse_equal_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
             if identity in seen:
                 raise UnusableText(
                     "text.equal_ids",
-                    f"found {len(alike)} repeated document ids, such as {identity}",
+                    f"found {len(alike)} ids twice, as {identity}. Are two dumps joined?",
                     place="input",
                 )
             seen.add(identity)

@@ -42,7 +42,7 @@ def require_extendable(tokenizer: Tokenizer, *, place: str) -> Extendable:
         return tokenizer
     raise UserError(
         "vocab.extend_kind",
-        f"found {type(tokenizer).__name__}, allowed: WordPiece, BPE without prefix space",
+        f"found {type(tokenizer).__name__}, allowed: WordPiece, or BPE without add_prefix_space",
         place=place,
     )
 
@@ -87,8 +87,9 @@ def _is_word(word: str) -> bool:
         len(word) > 1
         and word[0].isalpha()
         and is_word_character(word[-1])
-        and all(
-            c in JOINERS or (is_word_character(c) and not c.isnumeric() and not is_chinese(c))
-            for c in word
-        )
+        and all(c in JOINERS or (is_word_character(c) and not _is_foreign(c)) for c in word)
     )
+
+
+def _is_foreign(character: str) -> bool:
+    return character.isnumeric() or is_chinese(character)

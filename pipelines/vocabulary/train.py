@@ -99,7 +99,7 @@ class VocabSection(SourcesSection):
             except SettingError as error:
                 raise SettingError(
                     "vocab.extend_setting",
-                    f"set, but {self.extend} keeps its own",
+                    f"the tokenizer of {self.extend} keeps its settings. Remove this setting.",
                     place=error.place,
                 ) from None
         if self.algorithm != "wordpiece":

@@ -151,7 +151,7 @@ class DatasetCache:
             )
         raise UserError(
             "cache.limit",
-            f"found {self._limit / 1e9:g}, allowed: {(needed + used) / 1e9:.3g} with {source}",
+            f"found {self._limit / 1e9:g}, but {source} and others use {(needed + used) / 1e9:.3g}",
             place="loader.cache.max_gb",
         )
 

@@ -73,13 +73,13 @@ class PairingSection(Section):
         if not self.has_pairs and self.short_seq_prob:
             raise SettingError(
                 "pairing.short_seq_prob",
-                f"found {self.short_seq_prob:g}, allowed: 0 with kind {self.kind}",
+                f"found {self.short_seq_prob:g}, allowed: 0, because {self.kind} fills examples",
                 place="short_seq_prob",
             )
         if self.kind == "doc_sentences" and self.dupe_factor > 1:
             raise SettingError(
                 "pairing.dupe_factor",
-                f"found {self.dupe_factor}, allowed: 1 with doc_sentences",
+                f"found {self.dupe_factor}, allowed: 1, because every pass would be the same",
                 place="dupe_factor",
             )
         return self
@@ -143,8 +143,10 @@ class SplitRecord(Section):
     @pydantic.model_validator(mode="after")
     def _adds_up(self) -> Self:
         if (found := sum(shard.examples for shard in self.shards)) != self.examples:
-            raise SettingError.wrong(
-                "dataset.example_count", self.examples, f"{found}, of shards", place="examples"
+            raise SettingError(
+                "dataset.example_count",
+                f"found {self.examples}, but the shards have {found}",
+                place="examples",
             )
         return self
 
@@ -214,7 +216,9 @@ class Provenance(Recipe):
         if self.tokenizer_hash != given:
             made_with, given = differing(self.tokenizer_hash, given)
             raise UserError(
-                "dataset.other_tokenizer", f"has tokenizer {made_with}, not {given}", place=place
+                "dataset.other_tokenizer",
+                f"made with another tokenizer ({made_with}) than this one ({given})",
+                place=place,
             )
 
     def fingerprint(self, split: str) -> str:
@@ -243,11 +247,15 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
     path = root / PROVENANCE_NAME
     if not root.exists():
         raise UserError(
-            "dataset.missing", f"no dataset{within(root)}. Run `bert-jax examples`.", place=root
+            "dataset.missing",
+            f"no such directory{within(root)}. Make the dataset with `bert-jax examples`.",
+            place=root,
         )
     if not path.exists():
         raise UserError(
-            "dataset.incomplete", "found no provenance.json. Run `bert-jax examples`.", place=root
+            "dataset.incomplete",
+            "found no provenance.json: no dataset, or unfinished. Run `bert-jax examples`.",
+            place=root,
         )
     with _copy_again():
         content = read_json_object(path)
@@ -256,11 +264,15 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
         if (root / "config.yaml").exists():
             raise UserError.wrong("dataset.is_run", "a run directory", "a dataset", place=root)
         raise UserError(
-            "dataset.no_format", "found no format_version. Is this file damaged?", place=path
+            "dataset.no_format",
+            "found no format_version. Copy this file again, or make the dataset again.",
+            place=path,
         )
     if version > FORMAT_VERSION:
-        raise UserError.wrong(
-            "dataset.newer_format", version, f"up to {FORMAT_VERSION}. Upgrade.", place=path
+        raise UserError(
+            "dataset.newer_format",
+            f"found format_version {version}, allowed: up to {FORMAT_VERSION}. Upgrade bert-jax.",
+            place=path,
         )
     refuse_changed(content, where=str(path))
     with _copy_again():
@@ -278,14 +290,18 @@ def _copy_again() -> Iterator[None]:
 
 def file_missing(path: epath.Path) -> UserError:
     """Returns the error for a missing file of a dataset."""
-    return UserError("dataset.file_missing", "missing. Copy it again.", place=path)
+    return UserError(
+        "dataset.file_missing",
+        "missing. Copy this file again, or make the dataset again.",
+        place=path,
+    )
 
 
 def wrong_size(path: epath.Path, found: int, *, expected: int) -> UserError:
     """Returns the error for a file whose size differs from its record."""
     return UserError(
         "dataset.file_size",
-        f"damaged: found {found} bytes, not {expected}. Copy it again.",
+        f"damaged: found {found} bytes, expected {expected}. Copy this file again.",
         place=path,
     )
 

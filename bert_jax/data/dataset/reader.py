@@ -118,7 +118,7 @@ class Dataset:
                 if len(example.input_ids) != expected[place]:
                     raise UserError(
                         "dataset.example_length",
-                        f"found {len(example.input_ids)} tokens, allowed: {expected[place]}",
+                        f"found {len(example.input_ids)} tokens; the index has {expected[place]}",
                         place=self._shard_path(shard),
                     )
         return examples
@@ -144,7 +144,7 @@ class Dataset:
         except (RuntimeError, ValueError, IndexError) as error:
             raise UserError(
                 "dataset.shard_damaged",
-                f"damaged ({first_line(error)}). Copy it again.",
+                f"damaged ({first_line(error)}). Copy this file again.",
                 place=self._shard_path(shard),
             ) from error
 
@@ -174,5 +174,7 @@ def _check_size(path: epath.Path, shard: ShardRecord) -> None:
 def _check_hash(path: epath.Path, expected: str) -> None:
     if (found := sha256_of(path)) != expected:
         raise UserError(
-            "dataset.file_hash", f"SHA-256 is {found}, not {expected}. Copy it again.", place=path
+            "dataset.file_hash",
+            f"damaged: SHA-256 is {found}, expected {expected}. Copy this file again.",
+            place=path,
         )

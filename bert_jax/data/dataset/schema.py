@@ -48,8 +48,10 @@ def check_row_length(seq_length: int, lengths: np.ndarray) -> None:
             "dataset.empty", "no examples in this split", "at least one", place="dataset"
         )
     if (longest := int(np.max(lengths))) > seq_length:
-        raise UserError.wrong(
-            "dataset.example_too_long", seq_length, f"at least {longest}", place="seq_length"
+        raise UserError(
+            "dataset.example_too_long",
+            f"found {seq_length}, but the dataset's longest example has {longest} tokens",
+            place="seq_length",
         )
 
 

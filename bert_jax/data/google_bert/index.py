@@ -136,7 +136,9 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
         files.append(_file_record(path, len(offsets) - before))
     if not offsets:
         raise UserError(
-            "tfrecord.no_records", "found no record, allowed: one or more", place=paths[0].parent
+            "tfrecord.no_records",
+            "found no record in the TFRecords, allowed: at least one",
+            place=paths[0].parent,
         )
     summary = IndexSummary(
         files=tuple(files),

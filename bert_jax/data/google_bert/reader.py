@@ -96,7 +96,9 @@ class GoogleBertDataset:
         index, fingerprint = state.pop("index") or load_index(files), state.pop("fingerprint")
         if index.summary.fingerprint != fingerprint:
             raise UserError(
-                "tfrecord.changed", "the files changed. Run this again.", place=state["directory"]
+                "tfrecord.changed",
+                "the files have changed. Run the same command again.",
+                place=state["directory"],
             )
         self.__init__(**state, files=files, index=index)
 

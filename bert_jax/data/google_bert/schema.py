@@ -114,7 +114,7 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
         if len(set(sizes.values())) > 1:
             raise UserError(
                 "tfrecord.sizes",
-                f"found {commas(f'{size} {name}' for name, size in sizes.items())}",
+                f"found {commas(f'{size} {name}' for name, size in sizes.items())}; sizes differ",
             )
     labels = values[LABEL]
     if labels.shape[1] != 1 or labels.min() < 0 or labels.max() > 1:
@@ -182,8 +182,9 @@ def _packed(record: bytes) -> dict[str, bytes]:
     packed = {}
     for name, kind in _KINDS.items():
         if name not in feature:
-            raise UserError.wrong(
-                "tfrecord.feature_missing", commas(sorted(feature)), f"with {name}"
+            raise UserError(
+                "tfrecord.feature_missing",
+                f"feature {name} is missing; found: {commas(sorted(feature))}",
             )
         entry = feature[name]
         if not entry.HasField(kind):

@@ -101,7 +101,9 @@ class RecordFile:
         if masked_crc(header[:8]) != checksum:
             if offset == 0 and header.startswith(_GZIP):
                 raise UserError(
-                    "tfrecord.gzip", "found gzip, allowed: plain TFRecords", place=self._path
+                    "tfrecord.gzip",
+                    "found a gzip file, allowed: TFRecords without compression",
+                    place=self._path,
                 )
             # Check before using the length: a file of another format has an arbitrary length here.
             raise self._damaged(number, "length")
@@ -112,14 +114,14 @@ class RecordFile:
     def _cut_short(self, number: int) -> UserError:
         return UserError(
             "tfrecord.cut_short",
-            "cut short. Copy the file again.",
+            "the file ends within this record. Copy the file again.",
             place=f"{self._path}: record {number}",
         )
 
     def _damaged(self, number: int, part: str) -> UserError:
         return UserError(
             "tfrecord.checksum",
-            f"the checksum of its {part} differs. Copy the file again.",
+            f"damaged: the checksum of its {part} does not match. Copy the file again.",
             place=f"{self._path}: record {number}",
         )
 

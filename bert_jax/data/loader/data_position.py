@@ -92,14 +92,14 @@ class PositionedBatches:
         for name, (then, now) in position.differences(self._fingerprint).items():
             raise UserError(
                 "resume.data_changed",
-                f"found {_shown(now)}, the checkpoint has {_shown(then)}. See --allow-data-change.",
+                f"found {_shown(now)}, but {_shown(then)} before. Use it, or --allow-data-change.",
                 place=name,
             )
         step, rest = self.sizes.batches(position.example_index)
         if rest:
             raise UserError(
                 "resume.batch_size",
-                f"found {self.batch_size}, allowed: divisors of {position.example_index} rows",
+                f"found {self.batch_size}, allowed: a divisor of {position.example_index} rows",
                 place="batch_size",
             )
         return step

@@ -118,7 +118,8 @@ class Batches(Iterator[T]):
             died = isinstance(error, RuntimeError) and _WORKER_DIED in str(error)
             if died or isinstance(error, _WorkerDied):
                 raise LoaderWorkerKilled(
-                    "loader.worker_killed", "the system killed a worker. Use fewer loader.workers."
+                    "loader.worker_killed",
+                    "the system killed a worker: too little memory? Use fewer loader.workers.",
                 ) from error
             raise
 
@@ -347,7 +348,7 @@ def _check_fit(
     if batch_size < 1 or batch_size % share.count:
         raise UserError(
             "loader.batch_size",
-            f"found {batch_size}, allowed: a multiple of {share.count} hosts",
+            f"found {batch_size}, allowed: a multiple of {share.count}, the number of hosts",
             place="batch_size",
         )
     check_row_length(transform.seq_length, dataset.lengths)

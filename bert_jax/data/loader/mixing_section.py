@@ -106,12 +106,18 @@ class MixedSection(Section):
         if is_list != (smoothing is not None):
             allowed = "a number for a list of datasets" if is_list else "only with a list"
             raise SettingError.wrong(
-                "mixing.smoothing", smoothing, allowed, place="mixing.smoothing"
+                "mixing.smoothing",
+                "nothing" if smoothing is None else smoothing,
+                allowed,
+                place="mixing.smoothing",
             )
         weights = self.dataset if isinstance(self.dataset, dict) else {}
         if until is not None and until.keys() != weights.keys():
             raise SettingError.wrong(
-                "mixing.until", commas(until), commas(weights), place="mixing.until"
+                "mixing.until",
+                commas(until),
+                commas(weights) or "only with weights",
+                place="mixing.until",
             )
         for path, weight in weights.items():
             if not weight and not (until and until[path]):

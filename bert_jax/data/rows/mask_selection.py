@@ -212,7 +212,7 @@ class Segmenter:
         if not all(isinstance(word, str) for word in words) or "".join(words) != text:
             raise UserError(
                 "masking.segmenter",
-                f'{self.hook} returned {commas(words[:5])} for "{text[:20]}", another text',
+                f'{self.hook} returned {commas(words[:5])}, which is not "{text[:20]}"',
                 place=_KEY,
             )
         return {0, *itertools.accumulate(map(len, words))}

@@ -71,7 +71,7 @@ class MaskingSection(Section):
         if self.replace_with_mask + self.replace_with_random > 1.0 + 1e-9:
             raise SettingError(
                 "masking.shares",
-                f"found {self.replace_with_random:g} + {self.replace_with_mask:g}, allowed: 1",
+                f"{self.replace_with_random:g} and {self.replace_with_mask:g} have a sum above 1",
                 place="replace_with_random",
             )
         return self
@@ -83,7 +83,7 @@ class MaskingSection(Section):
             if found is not None and self.unit not in units:
                 raise SettingError(
                     "masking.unit",
-                    f"found {found} with unit {self.unit}, allowed: {one_of(units)}",
+                    f"found {found}, allowed: only with unit {one_of(units)}, not with {self.unit}",
                     place=name,
                 )
         return self
@@ -230,6 +230,8 @@ class TokenMasker:
 def check_vocabulary(highest: int, *, vocab_size: int) -> None:
     """Raises UserError if a dataset's highest token id is not in the vocabulary."""
     if highest >= vocab_size:
-        raise UserError.wrong(
-            "dataset.token_id", highest, f"ids from 0 to {vocab_size - 1}", place="dataset"
+        raise UserError(
+            "dataset.token_id",
+            f"found token id {highest}, allowed: below {vocab_size}. Its vocabulary is another.",
+            place="dataset",
         )

@@ -250,7 +250,7 @@ class StaticMaskTransform:
             if predictions > self.max_predictions:
                 raise UserError(
                     "dataset.predictions",
-                    f"found {self.max_predictions}, allowed: at least {predictions}",
+                    f"found {self.max_predictions}, but an example has {predictions} predictions",
                     place="max_predictions",
                 )
             highest = int(max(example.input_ids.max(), example.ids.max(initial=0)))

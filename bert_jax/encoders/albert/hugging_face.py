@@ -30,7 +30,9 @@ class AlbertConfig(AlbertArchitecture, hf.HfConfig):
     @classmethod
     def _one_layer(cls, found: int) -> int:
         if found != 1:
-            raise SettingError.wrong("albert.inner_groups", found, "1, one set of parameters")
+            raise SettingError.wrong(
+                "albert.inner_groups", found, "1, because a group has one set of parameters"
+            )
         return found
 
     @classmethod

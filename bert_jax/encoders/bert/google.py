@@ -82,7 +82,7 @@ def read_config(config: epath.Path, *, pieces: int) -> EncoderArchitecture:
     if not config.exists():
         raise UserError(
             "import.no_google_config",
-            "found no configuration. Other encoders: import Hugging Face's files",
+            "no such file. Only BERT has a TensorFlow format: import Hugging Face's files.",
             place=config,
         )
     rows = read_json_object(config).get("vocab_size")

@@ -62,7 +62,9 @@ class BertSection(ModelSection):
     def _one_source(self) -> Self:
         if self.size is not None and self.bert_config is not None:
             raise SettingError(
-                "model.two_sources", "found beside model.bert_config. Set only one.", place="size"
+                "model.two_sources",
+                "found together with model.bert_config. Set only one of them.",
+                place="size",
             )
         return self
 
@@ -82,8 +84,10 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
             del values[key]
         activation = str(values.get("hidden_act", "gelu"))
         if activation not in ACTIVATIONS:
-            raise UserError.wrong(
-                "model.activation", f"hidden_act {activation:.60}", commas(ACTIVATIONS), place=path
+            raise UserError(
+                "model.activation",
+                f'hidden_act is "{activation:.60}", allowed: {commas(ACTIVATIONS)}',
+                place=path,
             )
         values["hidden_act"] = ACTIVATIONS[activation]
         if values.get("vocab_size", vocab_size) != vocab_size:

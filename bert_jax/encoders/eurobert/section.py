@@ -35,7 +35,7 @@ class EuroBertArchitecture(PreNormArchitecture):
         if self.num_attention_heads % self.key_heads:
             raise SettingError(
                 "eurobert.key_heads",
-                f"found {self.key_heads}, allowed: a divisor of {self.num_attention_heads}",
+                f"found {self.key_heads}, allowed: a divisor of {self.num_attention_heads} heads",
                 place="num_key_value_heads",
             )
         return self

@@ -78,7 +78,7 @@ class ModernBertConfig(ModernBertArchitecture, hf.HfConfig):
         if self.layer_types is not None and self._every() is None:
             raise SettingError(
                 "modernbert.layer_types",
-                f"found {commas(self.layer_types)}, allowed: every n-th full_attention",
+                f"found {commas(self.layer_types)}, allowed: full_attention in every n-th layer",
                 place="layer_types",
             )
         return self

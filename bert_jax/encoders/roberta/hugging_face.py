@@ -35,7 +35,7 @@ class RobertaConfig(RobertaArchitecture, hf.HfConfig):
         if self.max_position_embeddings <= self.first_position:
             raise SettingError(
                 "roberta.positions",
-                f"found {self.max_position_embeddings}, allowed: more than {self.first_position}",
+                f"found {self.max_position_embeddings}, of which {self.first_position} are unused",
                 place="max_position_embeddings",
             )
         return self

@@ -78,6 +78,6 @@ def check_padding(position: int | None, padding_id: int) -> None:
     if position not in (None, padding_id):
         raise UserError(
             "roberta.padding_position",
-            f"found {position}, allowed: {padding_id}, the id of the tokenizer's padding",
+            f"found {position}, but Hugging Face's models use {padding_id}, the padding's token id",
             place="model.architecture.padding_position",
         )

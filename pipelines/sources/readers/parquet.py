@@ -28,8 +28,10 @@ def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[
         kind = schema.field(field).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise UserError.wrong(
-                "parquet.column_type", f'"{field}" of type {kind}', "string", place=path
+            raise UserError(
+                "parquet.column_type",
+                f'column "{field}" (text_field) has the type {kind}, allowed: string',
+                place=path,
             )
         metadata = file.metadata
         # A nested column has several leaf columns, so the leaf's index differs from the schema's.

@@ -46,11 +46,13 @@ def find_dataset(name: str) -> str:
         directory = str(tfds.builder(name, try_gcs=False).data_dir)
     except Exception as error:  # TFDS's registry raises many kinds of errors
         raise UserError(
-            "tfds.not_found", f"found no {name} ({first_line(error)})", place="input"
+            "tfds.not_found", f"found no TFDS dataset {name} ({first_line(error)})", place="input"
         ) from error
     if not is_dataset(directory):
         raise UserError(
-            "tfds.not_prepared", f"found no {name} in {directory}. Run `tfds build`.", place="input"
+            "tfds.not_prepared",
+            f"found no prepared dataset {name} in {directory}. Run `tfds build {name}`.",
+            place="input",
         )
     return directory
 

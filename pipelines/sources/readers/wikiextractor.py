@@ -76,13 +76,17 @@ def _articles(part: files.FilePart, section: SourcesSection) -> Iterator[_Articl
             start, held = None, []
         elif _OPEN.match(text):
             raise UserError(
-                "wikiextractor.nested", "found <doc …> before </doc>", place=_place(part, line)
+                "wikiextractor.nested",
+                "found <doc …> inside a document, allowed: only after </doc>",
+                place=_place(part, line),
             )
         elif text:
             held.append(text)
     if start is not None:
         raise UserError(
-            "wikiextractor.unended", "found no </doc>. Is the file cut?", place=_place(part, start)
+            "wikiextractor.unended",
+            "found no </doc> for this document. Is the file cut short?",
+            place=_place(part, start),
         )
 
 

@@ -150,7 +150,9 @@ class _Bounded:
         self.unended += len(content)
         if self.unended > self._limit:
             raise UserError(
-                "wikipedia.page_unended", f"found no end in {self._limit:,} bytes", place=self._path
+                "wikipedia.page_unended",
+                f"found no end of a page in {self._limit:,} bytes (max_document_length)",
+                place=self._path,
             )
         return content
 
