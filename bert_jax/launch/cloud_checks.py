@@ -5,7 +5,7 @@ from typing import Final
 
 from google.cloud import cloudquotas_v1, tpu_v2
 
-from bert_jax.errors import RunStopped, UserError, commas, first_line
+from bert_jax.errors import RunStopped, UserError, commas, did_you_mean, first_line
 from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import Job
 from bert_jax.launch.preflight import PreflightFinding, wrong
@@ -38,7 +38,9 @@ def check_accelerators(
         known = topology.accelerator.zones
         error = UserError(
             "submit.zone_without",
-            f'found "{zone}", which offers no {kind}. Allowed zones: {commas(known)}',
+            f'found "{zone}", which offers no {kind} (only: '
+            f"{commas(offered[zone] or 'nothing')}). Allowed zones: "
+            f"{commas(known)}{did_you_mean(zone, known)}",
             place="submit.zone",
         )
         yield wrong(error, placement)

@@ -108,7 +108,8 @@ class GoogleService:
         if error.reason in _DISABLED or "has not been used in project" in reason:
             return UserError(
                 "gcp.api_disabled",
-                f"disabled in {self._project}. Run gcloud services enable {self._address}.",
+                f"{self._address} is disabled. Run gcloud services enable {self._address} "
+                f"--project {self._project}.",
                 place=where,
             )
         if error.reason == "BILLING_DISABLED":

@@ -60,7 +60,7 @@ def _check_queued(job: Job) -> Iterator[PreflightFinding]:
     if not submit.external_address and not submit.cloud_nat:
         error = UserError(
             "submit.cloud_nat",
-            "hosts without external addresses need Cloud NAT. Create it, then set true.",
+            f"found {submit.cloud_nat}, but hosts without external address need it. Create it.",
             place="submit.cloud_nat",
         )
         yield wrong(error)

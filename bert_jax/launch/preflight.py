@@ -93,7 +93,9 @@ def check_zones(job: Job) -> Iterator[PreflightFinding]:
             continue
         error = UserError(
             "submit.zone_unlisted",
-            f"{zone} has no {accelerator.name} in {TABLE_DATE}. Or set submit.unlisted_zones=true.",
+            f'found "{zone}", where Google\'s table of {TABLE_DATE} has no {accelerator.name}; '
+            f"allowed: {commas(known)}, or any zone with "
+            f"submit.unlisted_zones=true{did_you_mean(zone, known)}",
             place="submit.zone",
         )
         if job.submit.unlisted_zones:

@@ -249,7 +249,7 @@ def _padding(section: VocabSection, *, found: int) -> int:
 def _too_large(section: VocabSection, found: int) -> UserError:
     return UserError(
         "vocab.too_large",
-        f"found {section.size}, allowed: up to {found} pieces of {all_of(section.names)}",
+        f"found {section.size}, allowed: at most {found}, the pieces in {all_of(section.names)}",
         place="size",
     )
 
