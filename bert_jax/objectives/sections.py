@@ -11,7 +11,7 @@ from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.encoders.registry import SECTIONS
-from bert_jax.errors import SettingError, UserError, commas, did_you_mean
+from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import SIZES, HeadsSection
 from bert_jax.section import ModelPathText, Section, as_tuple
@@ -185,9 +185,7 @@ class GeneratorSection(Section):
     @classmethod
     def _known(cls, kind: str | None) -> str | None:
         if kind not in (None, *SECTIONS):
-            raise SettingError.wrong(
-                "electra.generator_kind", kind, f"{commas(SECTIONS)}{did_you_mean(kind, SECTIONS)}"
-            )
+            raise SettingError.unknown("electra.generator_kind", kind, SECTIONS)
         return kind
 
     def of_model(self, model: EncoderArchitecture) -> EncoderArchitecture:

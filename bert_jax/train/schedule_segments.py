@@ -77,6 +77,6 @@ def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
         if found not in (own, OptimizerSection.model_fields[name].default):
             raise UserError(
                 "optimizer.replaced",
-                f"found {found}, but phase 0 has another schedule. Set train.phases.0.{name}.",
+                f"found {found}, but phase 0 has {own}. Set train.phases.0.{name} instead.",
                 place=f"optimizer.{name}",
             )

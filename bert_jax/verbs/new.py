@@ -6,7 +6,7 @@ from pathlib import Path
 from etils import epath
 
 from bert_jax.config import NEW, packaged_configs, read_packaged
-from bert_jax.errors import UserError, commas, did_you_mean
+from bert_jax.errors import UserError
 from bert_jax.files.atomic import output_exists, write_whole
 
 
@@ -27,9 +27,7 @@ def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
     """
     kinds = [name.removeprefix(NEW) for name in packaged_configs() if name.startswith(NEW)]
     if kind not in kinds:
-        raise UserError.wrong(
-            "new.kind", f'"{kind}"', f"{commas(kinds)}{did_you_mean(kind, kinds)}", place="new"
-        )
+        raise UserError.unknown("new.kind", kind, kinds, place="new")
     target = Path(path or f"{kind}.yaml")
     if target.exists() and not force:
         raise output_exists(target)
