@@ -57,7 +57,8 @@ def open_mlm_teacher(
     if (theirs := teacher.architecture.vocab_size) != architecture.vocab_size:
         raise UserError(
             "distill.vocab_size",
-            f"{teacher.directory} has {theirs:,} pieces, the student {architecture.vocab_size:,}",
+            f"{teacher.directory} has {theirs:,} pieces, but the student "
+            f"{architecture.vocab_size:,}. Use a teacher with the student's tokenizer.",
             place=TEACHER_KEY,
         )
     ours, theirs = architecture.hidden_size, teacher.architecture.hidden_size

@@ -54,7 +54,8 @@ class Teacher:
         if length > self.architecture.max_position_embeddings:
             raise UserError(
                 "teacher.positions",
-                f"the teacher has {self.architecture.max_position_embeddings}, but rows {length}",
+                f"found {self.directory}, which has {self.architecture.max_position_embeddings} "
+                f"positions, but rows have {length} tokens. Use shorter rows.",
                 place=key,
             )
 
@@ -68,7 +69,9 @@ class Teacher:
         if run.tokenizer.hash != tokenizer.hash:
             raise UserError(
                 "teacher.tokenizer",
-                f"its tokenizer ({run.tokenizer.vocab_size:,} pieces) differs from the student's",
+                f"the tokenizer of {self.directory} ({run.tokenizer.vocab_size:,} pieces) differs "
+                f"from the student's ({tokenizer.vocab_size:,} pieces). Use a teacher with the "
+                "student's tokenizer.",
                 place=key,
             )
 
@@ -125,12 +128,20 @@ def spread_layers(layers: Layers, *, teacher: int, student: int, place: str) -> 
 
     Raises UserError if there are not `student` increasing numbers below `teacher`.
     """
+    if student > teacher and layers == "every_kth":
+        raise UserError(
+            "teacher.layers",
+            f"the student has {student} layers, but the teacher has only {teacher}. Use a smaller "
+            "student, or null: it starts without the teacher's layers.",
+            place=place,
+        )
     if layers == "every_kth":
         layers = tuple(at * teacher // student for at in range(student))
     if len(layers) != student or sorted(set(layers)) != list(layers) or layers[-1] >= teacher:
         raise UserError(
             "teacher.layers",
-            f"found {commas(layers)}, allowed: {student} increasing numbers up to {teacher - 1}",
+            f"found {commas(layers)}, allowed: {student} increasing numbers from 0 to "
+            f"{teacher - 1}, one per layer of the student",
             place=place,
         )
     return layers
@@ -173,7 +184,9 @@ def student_params(
         if theirs is None or theirs.shape != like.shape:
             raise UserError(
                 "teacher.other_shape",
-                f"{name} needs {like.shape}, but the teacher has {getattr(theirs, 'shape', None)}",
+                f"the student's parameter {name} is {commas(like.shape)}, but the teacher has "
+                f"{commas('none' if theirs is None else list(theirs.shape))}. Use the teacher's "
+                f"encoder and widths, or set {key}: null.",
                 place=key,
             )
         # Without the copy, the train step would donate the teacher's own buffers.

@@ -132,7 +132,7 @@ def _write_extra(
         found, wanted = differing(tokenizer.hash, provenance.tokenizer_hash)
         raise UserError(
             "examples.tokenizer_changed",
-            f"found {found}, but {output} was made with tokenizer {wanted}",
+            f"found {section.tokenizer} ({found}), but {output} was made with {wanted}",
             place="examples.tokenizer",
         )
     masking, seed = masking_of(config.objective) or MaskingSection(), config.seed
