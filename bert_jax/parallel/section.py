@@ -121,7 +121,8 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
     if math.prod(sizes.values()) != device_count:
         raise UserError(
             "mesh.size",
-            f"found {sizes}, allowed: a product of {device_count}, the number of devices",
+            f"found {' × '.join(f'{axis} {size}' for axis, size in sizes.items())}, allowed: a "
+            f"product of {device_count}, the number of devices. One axis may be -1.",
             place="mesh",
         )
     return sizes[DATA], sizes[FSDP], sizes[TENSOR]
