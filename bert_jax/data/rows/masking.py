@@ -232,6 +232,6 @@ def check_vocabulary(highest: int, *, vocab_size: int) -> None:
     if highest >= vocab_size:
         raise UserError(
             "dataset.token_id",
-            f"found token id {highest}, allowed: below {vocab_size}. Its vocabulary is another.",
+            f"found token id {highest}, allowed: 0 to {vocab_size - 1}. It has another vocabulary.",
             place="dataset",
         )
