@@ -154,6 +154,7 @@ if TYPE_CHECKING:
     from bert_jax.verbs.import_checkpoint import import_checkpoint
     from bert_jax.verbs.jobs import jobs
     from bert_jax.verbs.logs import logs
+    from bert_jax.verbs.mine import MiningResult, mine
     from bert_jax.verbs.new import new
     from bert_jax.verbs.plan import plan
     from bert_jax.verbs.predict import Predictions, predict
@@ -169,8 +170,8 @@ if TYPE_CHECKING:
 
 # The verbs.
 __all__ = ["average", "demo", "doctor", "evaluate", "examples", "export", "features", "fill_mask"]
-__all__ += ["finetune", "import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pretrain"]
-__all__ += ["score", "status", "stop", "submit", "vocab", "watch", "write_report"]
+__all__ += ["finetune", "import_checkpoint", "jobs", "logs", "mine", "new", "plan", "predict"]
+__all__ += ["pretrain", "score", "status", "stop", "submit", "vocab", "watch", "write_report"]
 # A configuration and its sections.
 __all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config"]
 __all__ += ["AlbertArchitecture", "AlbertArchitectureChanges", "AlbertSection"]
@@ -204,17 +205,9 @@ __all__ += ["TokenClassificationSection", "TrainSection", "VocabSection", "Watch
 __all__ += ["load", "load_tokenizer", "open_dataset"]
 # Arguments, results and errors of verbs.
 __all__ += ["Candidate", "Dataset", "Demo", "DoctorReport", "Evaluation", "ExtraOutputs"]
-__all__ += ["ExtractionResult", "Filled", "Finding", "LoadedModel", "Outcome", "PeerLost"]
-__all__ += [
-    "Predictions",
-    "Provenance",
-    "Ranked",
-    "RunStopped",
-    "ScoreResult",
-    "TextFeatures",
-    "Tokenizer",
-]
-__all__ += ["UserError"]
+__all__ += ["ExtractionResult", "Filled", "Finding", "LoadedModel", "MiningResult", "Outcome"]
+__all__ += ["PeerLost", "Predictions", "Provenance", "Ranked", "RunStopped", "ScoreResult"]
+__all__ += ["TextFeatures", "Tokenizer", "UserError"]
 __all__ += ["__version__"]
 
 

@@ -1,4 +1,4 @@
-"""The verbs `finetune`, `predict`, `score` and `features`."""
+"""The verbs `finetune`, `predict`, `score`, `features` and `mine`."""
 
 import sys
 from collections.abc import Mapping
@@ -233,3 +233,70 @@ def features(
     with base.starting_jax():
         from bert_jax.verbs.features import features as run
     run(run_dir, input_path, output, mesh=mesh, console=Console(), **options)
+
+
+@base.cli.command()
+@click.argument("model", type=base.MODEL_PATH)
+@click.argument("table", type=base.DATA_PATH)
+@click.argument("output", type=base.PATH)
+@click.option("--anchor", metavar="COLUMN", default="anchor", show_default=True, help="Anchors.")
+@click.option(
+    "--positive", metavar="COLUMN", default="positive", show_default=True, help="Texts that fit."
+)
+@click.option(
+    "--corpus", type=base.DATA_PATH, help="More texts: a file or folder. [default: the positives]"
+)
+@click.option(
+    "--corpus-column", metavar="COLUMN", default="text", show_default=True, help="Its texts."
+)
+@click.option(
+    "--negatives",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Negatives of a pair. Pairs with fewer are dropped.",
+)
+@click.option(
+    "--range",
+    "ranks",
+    metavar="MIN:MAX",
+    help="Ranks of candidates. [default: the first; with other limits ten times as many]",
+)
+@click.option("--margin", type=float, help="Least distance to the lowest score of the positives.")
+@click.option(
+    "--relative-margin",
+    type=click.FloatRange(min=0),
+    metavar="SHARE",
+    help="The same as a share of that score, such as 0.05.",
+)
+@click.option("--min-score", type=float, help="Lowest score of a negative.")
+@click.option("--max-score", type=float, help="Highest score of a negative.")
+@click.option(
+    "--sample",
+    type=click.Choice(["top", "random"]),
+    default="top",
+    show_default=True,
+    help="Candidates to take.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of --sample random.")
+@click.option("--triplets", is_flag=True, help="Write a row for each negative.")
+@click.option(
+    "--reranker", type=base.MODEL_PATH, help="A cross-encoder that scores pairs and candidates."
+)
+@click.option("--batch-size", default=32, show_default=True, help="Rows per batch.")
+@base.checkpoint_option
+@base.platform_option
+@base.force_option
+@base.verb
+@base.first_process_only
+def mine(model: str, table: str, output: str, platform: str, **options: Any) -> None:
+    """Add hard negatives to pairs of texts: TABLE → OUTPUT, a .parquet or .jsonl.
+
+    MODEL encodes the texts. The most similar ones that are no positives become negatives.
+    """
+    from rich.console import Console
+
+    mesh = base.mesh_section(platform, ())
+    with base.starting_jax():
+        from bert_jax.verbs.mine import mine as run
+    run(model, table, output, mesh=mesh, console=Console(), **options)

@@ -12,7 +12,7 @@ from bert_jax.errors import UserError, commas, did_you_mean
 _STAGES: Final = {
     "Prepare data": ("new", "vocab", "examples"),
     "Train": ("pretrain", "finetune", "demo"),
-    "Use": ("evaluate", "report", "predict", "score", "fill-mask", "features"),
+    "Use": ("evaluate", "report", "predict", "score", "fill-mask", "features", "mine"),
     "Convert": ("import", "export", "average"),
     "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
     "Check": ("doctor",),
@@ -31,6 +31,7 @@ _EXAMPLES: Final = {
     "score": ("score score.yaml", "howto/label-a-crawl"),
     "fill-mask": ('fill-mask runs/mine "The [MASK] is open."', "tutorial"),
     "features": ("features runs/mine reviews.csv vectors.npz --column text", "embeddings"),
+    "mine": ("mine runs/mine pairs.csv mined.parquet --margin 0.1", "embeddings"),
     "import": ("import google-bert/bert-base-uncased runs/bert", "interop"),
     "export": ("export runs/mine exported --to hf", "interop"),
     "average": ("average runs/mine google-bert/bert-base-uncased --output runs/merged", "interop"),

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ _TOKENS_AT_ONCE: Final = 4096  # of queries and of passages; their cosines take 
 
 class Comparison(abc.ABC, Generic[HeadT]):
     """How outputs of `VectorHead` are stored and compared."""
+
+    dense: ClassVar[bool] = False
+    """Whether collected texts are an array of vectors, compared by their dot products."""
 
     def __init__(self, head: HeadT) -> None:
         self.head = head
@@ -46,6 +49,8 @@ class Comparison(abc.ABC, Generic[HeadT]):
 
 class VectorComparison(Comparison[PoolingSection]):
     """Compares vectors by the cosine or the dot product."""
+
+    dense = True
 
     def kept(self, output: np.ndarray, ids: Sequence[int], *, query: bool) -> np.ndarray:
         """Returns a vector without the numbers that are cut off."""
