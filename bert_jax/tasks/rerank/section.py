@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from bert_jax.tasks.rerank.task import RerankTask
 
 OUTPUT: Final = "LABEL_0"  # name of the only output, as in cross-encoders of sentence-transformers
-FIGURES: Final = (f"ndcg@{retrieval.CUTOFF}", f"mrr@{retrieval.CUTOFF}", "map")
+FIGURES: Final = (*(f"{name}@{retrieval.CUTOFF}" for name in ("ndcg", "mrr", "recall")), "map")
 LISTS: Final = (
     "list_net",
     "lambda",

@@ -26,7 +26,12 @@ pytestmark = pytest.mark.slow
 
 PREFIX = "word3 "
 TEACHER = ["finetune.task.loss.kind=kl", "finetune.task.teacher_score=scores"]
-TREC = {"ndcg@10": "ndcg_cut_10", "mrr@10": "recip_rank", "map": "map"}
+TREC = {
+    "ndcg@10": "ndcg_cut_10",
+    "mrr@10": "recip_rank",
+    "recall@10": "recall_10",
+    "map": "map",
+}
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +156,7 @@ def test_candidates_of_directories_are_reranked(
     run = {
         each["id"]: dict(zip(each["prediction"], each["scores"], strict=True)) for each in records
     }
-    evaluator = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10", "recip_rank", "map"})
+    evaluator = pytrec_eval.RelevanceEvaluator(judged, {*TREC.values()})
     by_query = evaluator.evaluate(run).values()
     expected = {ours: np.mean([each[name] for each in by_query]) for ours, name in TREC.items()}
     found = bert_jax.evaluate(tmp_path / "again", split="test").scores
