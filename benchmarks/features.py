@@ -148,8 +148,13 @@ def python_docs(count: int) -> list[str]:
     return [part for part in re.split(r"(?<=[.!?]) (?=[A-Z])", text) if len(part) < 800][:count]
 
 
-def random_checkpoint(directory: Path, sentences: list[str]) -> Path:
-    """Saves an encoder of 6 layers, 384 wide, with the sentences' most frequent words."""
+def random_checkpoint(
+    directory: Path, sentences: list[str], *, kind: str = "BertModel", unused: int = 0
+) -> Path:
+    """Saves an encoder of 6 layers, 384 wide, with the sentences' most frequent words.
+
+    `kind` is its class, and `unused` the number of further pieces that no text has.
+    """
     import transformers
 
     words = Counter(re.findall(r"[a-z]+|[^\sa-z]", " ".join(sentences).lower()))
@@ -160,6 +165,7 @@ def random_checkpoint(directory: Path, sentences: list[str]) -> Path:
         "[SEP]",
         "[MASK]",
         *(w for w, _ in words.most_common(8000)),
+        *(f"[unused{number}]" for number in range(unused)),
     ]
     config = transformers.BertConfig(
         vocab_size=len(pieces),
@@ -168,7 +174,7 @@ def random_checkpoint(directory: Path, sentences: list[str]) -> Path:
         num_attention_heads=12,
         intermediate_size=1536,
     )
-    transformers.BertModel(config).save_pretrained(directory)
+    getattr(transformers, kind)(config).save_pretrained(directory)
     (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     settings = {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -1,6 +1,6 @@
 """Times the training of models of search, beside sentence-transformers on the same data.
 
-    python -m benchmarks.search_rate [--kind rerank] [--loss bce list_net] [--text FILE]
+    python -m benchmarks.search_rate [--kind rerank|sparse] [--loss bce list_net] [--text FILE]
 
 The first sentence of a paragraph is a query. The rest of the paragraph answers it, and the rests of
 other paragraphs do not. The encoder has 6 layers of width 384 with random weights. Both sides use
@@ -45,12 +45,26 @@ class Candidates(NamedTuple):
     labels: list[float]
 
 
+class Answered(NamedTuple):
+    """A query with its answer."""
+
+    query: str
+    document: str
+
+    @property
+    def documents(self) -> list[str]:
+        """The documents of the query."""
+        return [self.document]
+
+
 class Kind(NamedTuple):
     """A kind of models."""
 
     losses: Sequence[str]
+    rows: Callable[..., Sequence[Any]]
     task: Callable[[str, Path], dict[str, Any]]  # (loss, directory of the tables) → our settings
     peer: Callable[..., PeerTraining]
+    model: Mapping[str, Any] = {}  # arguments of `random_checkpoint`
 
 
 def main() -> None:
@@ -72,7 +86,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         paragraphs = [each for each in read_paragraphs(asked.text) if len(each) > 1]
-        checkpoint = random_checkpoint(root / "hf", [text for each in paragraphs for text in each])
+        sentences = [text for each in paragraphs for text in each]
+        checkpoint = random_checkpoint(root / "hf", sentences, **kind.model)
         for loss in asked.loss or kind.losses:
             measure(kind, loss, paragraphs[: asked.queries], checkpoint, asked, root / loss)
 
@@ -90,6 +105,12 @@ def candidates(paragraphs: Sequence[Sequence[str]], *, single: bool) -> list[Can
     return made
 
 
+def answered(paragraphs: Sequence[Sequence[str]], *, single: bool) -> list[Answered]:
+    """Returns queries with their answers."""
+    del single
+    return [Answered(each[0], " ".join(each[1:])) for each in paragraphs]
+
+
 def measure(
     kind: Kind,
     loss: str,
@@ -100,8 +121,8 @@ def measure(
 ) -> None:
     """Times both sides with a loss."""
     root.mkdir()
-    rows = candidates(paragraphs, single=loss == "bce")
-    tables = {"train": rows, "dev": candidates(paragraphs[:16], single=False)}
+    rows = kind.rows(paragraphs, single=loss == "bce")
+    tables = {"train": rows, "dev": kind.rows(paragraphs[:16], single=False)}
     for name, table in tables.items():
         lines = (json.dumps(row._asdict()) + "\n" for row in table)
         (root / f"{name}.jsonl").write_text("".join(lines))
@@ -178,8 +199,60 @@ class RerankPeer(PeerTraining):
         )
 
 
+def sparse_task(loss: str, directory: Path) -> dict[str, Any]:
+    """Returns our settings of a sparse encoder."""
+    files = {role: str(directory / f"{role}.jsonl") for role in ("train", "dev")}
+    columns = {"anchor": "query", "positive": "document"}
+    return {"kind": "sparse", **files, **columns, "loss": {"kind": loss}}
+
+
+class SparsePeer(PeerTraining):
+    """sentence-transformers' model and loss of a sparse encoder."""
+
+    def __init__(
+        self,
+        loss: str,
+        checkpoint: Path,
+        rows: Sequence[Answered],
+        *,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        import torch
+        from sentence_transformers import SparseEncoder
+        from sentence_transformers.sparse_encoder import losses
+
+        assert loss == "info_nce"
+        torch.manual_seed(seed)
+        model = SparseEncoder(str(checkpoint), device="cpu")
+        model.max_seq_length = MAX_LENGTH
+        parts = losses.SpladeLoss(
+            model,
+            losses.SparseMultipleNegativesRankingLoss(model),
+            document_regularizer_weight=3e-5,
+            query_regularizer_weight=5e-5,
+        )
+
+        def total(features: Any, labels: Any) -> Any:
+            return sum(parts(features, labels).values())
+
+        super().__init__(model, total, rows, batch_size=batch_size, seed=seed)
+
+    def collate(self, chosen: Sequence[Answered]) -> tuple[Any, Any]:
+        """Returns the inputs of both columns."""
+        return [self.model.preprocess([row[at] for row in chosen]) for at in (0, 1)], None
+
+
 KINDS: Final[Mapping[str, Kind]] = {
-    "rerank": Kind(("bce", "list_net"), rerank_task, RerankPeer),
+    "rerank": Kind(("bce", "list_net"), candidates, rerank_task, RerankPeer),
+    # The vocabulary is as large as BERT's.
+    "sparse": Kind(
+        ("info_nce",),
+        answered,
+        sparse_task,
+        SparsePeer,
+        {"kind": "BertForMaskedLM", "unused": 22517},
+    ),
 }
 
 

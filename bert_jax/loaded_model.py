@@ -22,7 +22,7 @@ from bert_jax.feature_extraction.extractor import (
 )
 from bert_jax.feature_extraction.texts import InputText
 from bert_jax.inference.bucketed import InferenceModel
-from bert_jax.inference.comparison import comparison_of
+from bert_jax.inference.comparison import comparison_of, sparse_rows
 from bert_jax.inference.fill_mask import Filled, MaskFiller
 from bert_jax.interop.open_model import open_model
 from bert_jax.model.architecture import EncoderArchitecture
@@ -130,8 +130,9 @@ class LoadedModel:
             batch_size: rows per batch. Does not change the vectors.
 
         Returns:
-            float32 [texts, width], or [width] for one text. A late-interaction model returns a
-            list of arrays [tokens, width], or one such array for one text.
+            float32 [texts, width], or [width] for one text. A sparse encoder returns a `csr_array`
+            of scipy, [texts, pieces], also for one text. A late-interaction model returns a list of
+            arrays [tokens, width], or one such array for one text.
 
         Raises:
             UserError: The model does not have the layers or prompts, a row is not a text, or the
@@ -146,6 +147,8 @@ class LoadedModel:
             batch_size=batch_size,
         )
         made = extractor(_texts(texts, column=column))
+        if extractor.settings.sparse:
+            return sparse_rows([features.sparse for features in made], width=extractor.width)
         if extractor.settings.level == "token":
             tokens = [features.vectors for features in made]
             return tokens[0] if isinstance(texts, str) else tokens
@@ -261,7 +264,8 @@ class LoadedModel:
             raise UserError.wrong(
                 "rank.head",
                 describe(self.heads),
-                "a model of search: cross-encoder, late interaction or sentence embeddings",
+                "a model of search: cross-encoder, sparse encoder, late interaction or sentence "
+                "embeddings",
                 place=self._model.name,
             )
         comparison = comparison_of(self.heads.vectors)

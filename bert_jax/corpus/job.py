@@ -17,6 +17,7 @@ from bert_jax.corpus.program import IdleClock, Program
 from bert_jax.corpus.reading import PartReader
 from bert_jax.corpus.results import (
     PartSettings,
+    PieceWeights,
     Results,
     Tags,
     TokenVectors,
@@ -32,13 +33,14 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import absolute, each
 from bert_jax.inference.batches import BatchShape
+from bert_jax.inference.comparison import piece_names
 from bert_jax.inference.execution import by_layer
 from bert_jax.inference.lengths import bucket_of, choose_lengths
 from bert_jax.interop.open_model import OpenModel, open_model
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.model.shape_cost import inference_cost
-from bert_jax.model.text_head import TokenVectorsSection
+from bert_jax.model.text_head import SparseHeadSection, TokenVectorsSection
 from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.runs.settings import describe
 from bert_jax.section import refuse_ignored
@@ -120,9 +122,12 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
         return ScoredModel(opened, mesh, results, forward, prefix, max_length, tags)
     settings = vector_settings(section, architecture, heads)
     forward = vector_forward(settings, model.loaded.model)
-    vectors: Results = Vectors(settings.width(architecture))
-    if isinstance(head := settings.trained, TokenVectorsSection):
-        vectors = TokenVectors(head, settings.width(architecture), query=settings.query)
+    width, head = settings.width(architecture), settings.trained
+    vectors: Results = Vectors(width)
+    if isinstance(head, SparseHeadSection):
+        vectors = PieceWeights(head, piece_names(model.tokenizer, width))
+    if isinstance(head, TokenVectorsSection):
+        vectors = TokenVectors(head, width, query=settings.query)
     if settings.size.least:
         raise UserError(
             "score.query_expansion",

@@ -11,9 +11,14 @@ import pyarrow as pa
 from bert_jax.corpus.section import ScoreSection
 from bert_jax.data.rows.collate import Assembled, assemble, assemble_longest_first
 from bert_jax.inference.batches import BatchShape
-from bert_jax.inference.comparison import TokenComparison
+from bert_jax.inference.comparison import (
+    SparseComparison,
+    SparseVector,
+    TokenComparison,
+    sparse_rows,
+)
 from bert_jax.model.section import HeadsSection, ProblemName
-from bert_jax.model.text_head import CrossEncoderSection, TokenVectorsSection
+from bert_jax.model.text_head import CrossEncoderSection, SparseHeadSection, TokenVectorsSection
 from bert_jax.tasks.rows import RowTask
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -21,6 +26,8 @@ LABEL: Final = "label"
 PROBABILITIES: Final = "probabilities"
 SCORE: Final = "score"
 VECTOR: Final = "vector"
+PIECES: Final = "pieces"
+WEIGHTS: Final = "weights"
 VECTORS: Final = "vectors"
 TOKENS: Final = "tokens"
 TAGS: Final = "tags"
@@ -40,6 +47,16 @@ class Results(abc.ABC):
     def columns(self, outputs: np.ndarray) -> list[pa.Array]:
         """Returns the columns of rows from the model's outputs, float32 [rows, width]."""
 
+    def kept(self, output: np.ndarray) -> Any:
+        """Returns what is kept of the output of a row until its window is complete."""
+        return output
+
+    def of_texts(self, outputs: Sequence[Any], ids: Iterable[Sequence[int]]) -> list[pa.Array]:
+        """Returns the columns of texts, from what is kept of their outputs, and their pieces."""
+        del ids
+        width = outputs[0].shape[-1] if outputs else 0
+        return self.columns(np.array(outputs, np.float32).reshape(len(outputs), width))
+
 
 class Vectors(Results):
     """A vector per text."""
@@ -51,6 +68,39 @@ class Vectors(Results):
         """Returns the vectors."""
         flat = pa.array(np.ascontiguousarray(outputs).ravel(), pa.float32())
         return [pa.FixedSizeListArray.from_arrays(flat, type=self.schema.field(0).type)]
+
+
+class PieceWeights(Results):
+    """The pieces of a sparse vector and their weights, largest first."""
+
+    def __init__(self, head: SparseHeadSection, names: np.ndarray) -> None:
+        """`names` are the names of all pieces, see `piece_names`."""
+        self._comparison, self._names = SparseComparison(head), pa.array(names)
+        self.schema = pa.schema(
+            [(PIECES, pa.list_(pa.string())), (WEIGHTS, pa.list_(pa.float32()))]
+        )
+
+    def columns(self, outputs: np.ndarray) -> list[pa.Array]:
+        """Returns pieces and weights."""
+        return self.of_texts([self.kept(output) for output in outputs], ())
+
+    def kept(self, output: np.ndarray) -> SparseVector:
+        """Returns the weights above 0."""
+        return self._comparison.kept(output, (), query=False)
+
+    def of_texts(
+        self, outputs: Sequence[SparseVector], ids: Iterable[Sequence[int]]
+    ) -> list[pa.Array]:
+        """Returns pieces and weights."""
+        del ids
+        rows: Any = sparse_rows(outputs, width=len(self._names))
+        text = np.repeat(np.arange(len(outputs)), np.diff(rows.indptr))
+        order = np.lexsort((-rows.data, text))
+        ends = pa.array(rows.indptr, pa.int32())
+        return [
+            pa.ListArray.from_arrays(ends, self._names.take(pa.array(rows.indices[order]))),
+            pa.ListArray.from_arrays(ends, pa.array(rows.data[order])),
+        ]
 
 
 class TokenVectors(Results):
@@ -66,7 +116,7 @@ class TokenVectors(Results):
         raise NotImplementedError
 
     def of_texts(
-        self, outputs: Iterable[np.ndarray], ids: Iterable[Sequence[int]]
+        self, outputs: Sequence[np.ndarray], ids: Iterable[Sequence[int]]
     ) -> list[pa.Array]:
         """Returns the vectors of texts from their outputs, float32 [length, width], and pieces."""
         texts = zip(outputs, ids, strict=True)

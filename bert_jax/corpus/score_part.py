@@ -156,7 +156,7 @@ def _computed(
                 place=part.file.path,
             )
         for at, output in zip(rows.tolist(), found, strict=True):
-            window.outputs[at] = output
+            window.outputs[at] = window.encoded.kept(output)
         window.missing -= len(rows)
 
     def finished() -> Iterator[tuple[RowWindow, EncodedWindow, list[pa.Array]]]:

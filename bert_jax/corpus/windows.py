@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from bert_jax.corpus.program import INPUT_IDS, LENGTHS, SECONDS
-from bert_jax.corpus.results import Results, Tags, TokenVectors
+from bert_jax.corpus.results import Results, Tags
 from bert_jax.data.dataset.schema import Example
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.rows.collate import special_tokens
@@ -34,9 +34,13 @@ class EncodedWindow(abc.ABC):
     def collate(self, batch: PlannedBatch) -> Row:
         """Returns the arrays of a batch."""
 
+    def kept(self, output: np.ndarray) -> Any:
+        """Returns what is kept of the output of a row until all rows have outputs."""
+        return output
+
     @abc.abstractmethod
-    def columns(self, outputs: list[np.ndarray]) -> list[pa.Array]:
-        """Returns the columns of the results from the outputs of each row, in order."""
+    def columns(self, outputs: list[Any]) -> list[pa.Array]:
+        """Returns the columns of the results from what is kept of each row, in order."""
 
 
 class TextWindow(EncodedWindow):
@@ -93,14 +97,15 @@ class TextWindow(EncodedWindow):
             arrays[SECONDS] = seconds
         return arrays
 
-    def columns(self, outputs: list[np.ndarray]) -> list[pa.Array]:
+    def columns(self, outputs: list[Any]) -> list[pa.Array]:
         """Returns the columns of the results."""
-        if isinstance(self._results, TokenVectors):
-            special = self._special
-            ids = ([special.cls, *inner.tolist(), special.sep] for inner in self._ids)
-            return self._results.of_texts(outputs, ids)
-        width = outputs[0].shape[-1] if outputs else 0
-        return self._results.columns(np.array(outputs, np.float32).reshape(len(outputs), width))
+        special = self._special
+        ids = ([special.cls, *inner.tolist(), special.sep] for inner in self._ids)
+        return self._results.of_texts(outputs, ids)
+
+    def kept(self, output: np.ndarray) -> Any:
+        """Returns what is kept of the output of a row, see `Results.kept`."""
+        return self._results.kept(output)
 
 
 def _tokens(

@@ -16,11 +16,22 @@ from bert_jax.errors import UserError, commas, did_you_mean
 from bert_jax.feature_extraction.texts import EncodedText, InputText, encode
 from bert_jax.files.read import is_whole
 from bert_jax.inference.bucketed import InferenceModel, check_batch_size
-from bert_jax.inference.comparison import TokenComparison
+from bert_jax.inference.comparison import (
+    SparseVector,
+    TokenComparison,
+    comparison_of,
+    piece_names,
+)
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.pooling import pooled_states
 from bert_jax.model.section import HeadsSection
-from bert_jax.model.text_head import Pool, TextSize, TokenVectorsSection, VectorHeadSection
+from bert_jax.model.text_head import (
+    Pool,
+    SparseHeadSection,
+    TextSize,
+    TokenVectorsSection,
+    VectorHeadSection,
+)
 from bert_jax.parallel.compiling import made_once
 from bert_jax.task import Batch, Row
 from bert_jax.train.state import ModelDefinition
@@ -127,6 +138,11 @@ class ExtractionSettings:
         return self.trained.size(self.max_length, query=self.query)
 
     @property
+    def sparse(self) -> bool:
+        """Whether the vectors are sparse."""
+        return isinstance(self.trained, SparseHeadSection)
+
+    @property
     def description(self) -> str:
         """The layers, or "trained pooling", for messages."""
         return f"layers {self.layers.name}" if self.trained is None else "trained pooling"
@@ -194,6 +210,7 @@ class TextFeatures(NamedTuple):
     vectors: np.ndarray  # float32 [units, width]; 1 unit at sentence level
     units: list[str]  # pieces or words; empty at sentence level
     spans: list[int]  # 0 for units of the first text, 1 for units of the second
+    sparse: SparseVector | None = None  # with the weights `vectors` [1, units], largest first
 
 
 @dataclasses.dataclass
@@ -237,6 +254,8 @@ class FeatureExtractor:
         self.width = settings.width(model.architecture)
         self.counts = ExtractionCounts()
         self.settings, self._tokenizer, self._params = settings, model.tokenizer, loaded.params
+        # Names of the pieces of sparse vectors.
+        self._names = piece_names(model.tokenizer, self.width) if settings.sparse else None
         self._inference = model.batches(
             vector_forward(settings, loaded.model),
             batch_size=settings.batch_size,
@@ -303,6 +322,12 @@ class FeatureExtractor:
                 "found features with NaN or infinity. Use a checkpoint with finite parameters.",
                 place=f"line {text.source.line}",
             )
+        if self._names is not None:
+            assert trained is not None
+            sparse = comparison_of(trained).kept(vectors[0], text.ids, query=False)
+            order = np.argsort(-sparse.data, kind="stable")
+            units = self._names[sparse.indices[order]].tolist()
+            return TextFeatures(text.source, sparse.data[None, order], units, [], sparse)
         if level == "sentence" or len(at) == 0:
             return TextFeatures(text.source, vectors, [], [])
         ids = [max(text.ids[position], ~text.ids[position]) for position in at]  # see `fill_up`

@@ -12,6 +12,7 @@ from bert_jax.model.text_head import (
     TokenVectorsSection,
     VectorHeadSection,
 )
+from bert_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -76,6 +77,29 @@ class SparseVector(NamedTuple):
     shape: tuple[int]  # number of pieces that can have a weight
 
 
+def piece_names(tokenizer: Tokenizer, width: int) -> np.ndarray:
+    """Returns the names of `width` pieces, object [width]. Ids without a piece are named ``[id]``.
+
+    A model may have more rows in its embedding than its tokenizer has pieces.
+    """
+    known = tokenizer.pieces(range(min(width, tokenizer.vocab_size)))
+    return np.array([*known, *(f"[{each}]" for each in range(len(known), width))], object)
+
+
+def sparse_rows(rows: Sequence[Any], *, width: int | None = None) -> "csr_array":
+    """Returns an array [rows, width] of `SparseVector`s, or of rows of such an array.
+
+    `width` is the number of pieces if there may be no row.
+    """
+    from scipy.sparse import csr_array  # here, because it takes 0.1 s
+
+    shape = len(rows), rows[0].shape[-1] if width is None else width
+    ends = np.cumsum([0, *(len(each.data) for each in rows)])
+    data = np.concatenate([np.empty(0, np.float32), *(each.data for each in rows)])
+    pieces = np.concatenate([np.empty(0, np.int32), *(each.indices for each in rows)])
+    return csr_array((data, pieces, ends), shape=shape)
+
+
 class SparseComparison(Comparison[SparseHeadSection]):
     """Compares sparse vectors by the dot product. Only weights above 0 are stored."""
 
@@ -89,14 +113,8 @@ class SparseComparison(Comparison[SparseHeadSection]):
         return SparseVector(pieces.astype(np.int32), output[pieces], output.shape)
 
     def collect(self, kept: Sequence[Any]) -> "csr_array":
-        """Returns the vectors, [texts, pieces], from `SparseVector`s or rows of such an array."""
-        from scipy.sparse import csr_array  # here, because it takes 0.1 s
-
-        ends = np.cumsum([0, *(len(each.data) for each in kept)])
-        data, pieces = (
-            np.concatenate([getattr(each, name) for each in kept]) for name in ("data", "indices")
-        )
-        return csr_array((data, pieces, ends), shape=(len(kept), kept[0].shape[-1]))
+        """Returns the vectors, [texts, pieces]."""
+        return sparse_rows(kept)
 
     def scores(self, queries: "csr_array", passages: "csr_array") -> np.ndarray:
         """Returns the dot products, float32 [queries, passages]."""

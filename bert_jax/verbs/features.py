@@ -122,8 +122,9 @@ def features(
         model = model_of_run(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
         step, extractor = model.loaded.step, FeatureExtractor(settings, model)
 
+        layout = "sparse" if settings.sparse else settings.level
         with (
-            writers.open_writer(target, settings.level, width=extractor.width) as writer,
+            writers.open_writer(target, layout, width=extractor.width) as writer,
             doing(lambda: f"extracting: {extractor.counts.texts:,} texts"),
         ):
             for found in extractor(itertools.chain([first], texts)):

@@ -16,9 +16,9 @@ def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
     ``bert_jax.new("table") -> Path("table.yaml")``
 
     Args:
-        kind: "table", "glue", "ner", "squad", "embedding", "late_interaction" or "rerank" for
-            fine-tuning; "laptop", "pretrain", "modernbert" or "adapt" for pretraining; "score" to
-            run a model over a corpus.
+        kind: "table", "glue", "ner", "squad", "embedding", "sparse", "late_interaction" or "rerank"
+            for fine-tuning; "laptop", "pretrain", "modernbert" or "adapt" for pretraining; "score"
+            to run a model over a corpus.
         path: path of the new file. Default: ``KIND.yaml`` in the working directory.
         force: replace an existing file.
 

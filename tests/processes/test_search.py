@@ -13,6 +13,7 @@ from tests.processes.test_finetune import alone
 from tests.project import write_config
 from tests.tasks.rerank.data import rerank_config
 from tests.tasks.search.data import embedding_config
+from tests.tasks.sparse.data import sparse_config
 
 late_interaction_config = functools.partial(
     embedding_config,
@@ -25,7 +26,12 @@ late_interaction_config = functools.partial(
 
 @pytest.mark.parametrize(
     ("config_of", "predicted"),
-    [(embedding_config, None), (late_interaction_config, None), (rerank_config, 40)],
+    [
+        (embedding_config, None),
+        (sparse_config, None),
+        (late_interaction_config, None),
+        (rerank_config, 40),
+    ],
 )
 def test_two_processes_train_like_one(
     config_of: Callable[..., dict[str, Any]], predicted: int | None, tmp_path: Path

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model.architecture import TRAINING
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.task import Batch, Metrics
 from bert_jax.tasks.batches import WEIGHTS
@@ -20,6 +21,12 @@ class SparseTask(VectorTask):
 
     training: SparseLossSection
     warmup: int  # number of steps in which the regularisers' weights rise
+
+    def flops_per_row(self, *, seq_length: int) -> float:
+        """Returns the FLOPs of a text, forward and backward."""
+        return TRAINING * self.architecture.forward_flops(
+            seq_length=seq_length, predictions=seq_length
+        )
 
     def loss_of(
         self,
