@@ -19,6 +19,7 @@ from sentence_transformers.multi_vector_encoder import losses
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 import bert_jax
+from bert_jax.feature_extraction.extractor import Prompt
 from bert_jax.inference.comparison import comparison_of
 from bert_jax.model.section import Execution
 from bert_jax.runs.run_directory import open_run
@@ -43,7 +44,7 @@ MODELS: dict[str, tuple[str, int | None, dict[str, Any], list[str]]] = {
         "BertModel",
         24,
         {"query_expansion": {"strategy": "fixed", "length": 12}, "document_length": 20},
-        PUNCTUATION,
+        [*PUNCTUATION, "w3", "w9"],
     ),
     "modernbert": (
         "ModernBertModel",
@@ -112,6 +113,7 @@ def test_token_vectors_equal_sentence_transformers_both_ways(name: str, tmp_path
     assert best.score == pytest.approx(float(scores.max()), abs=1e-5)
 
 
+PROMPTS: tuple[Prompt, ...] = ("query", "passage")
 MARKERS = {"pieces": ("[unused1] ", "[unused2] "), "added": ("[Q] ", "[D] ")}
 
 
@@ -165,6 +167,11 @@ def test_pylates_files_are_read(layout: str, tmp_path: Path) -> None:
     assert_equal_models(model, theirs(source))
     ok("export", tmp_path / "run", tmp_path / "exported")
     assert_equal_models(model, theirs(tmp_path / "exported"))
+    theirs(source).save(str(tmp_path / "saved"), create_model_card=False)  # in their new layout
+    again = bert_jax.load(tmp_path / "saved")
+    for prompt in PROMPTS:
+        one, other = (np.concatenate(each.encode(TEXTS, prompt=prompt)) for each in (again, model))
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import pytrec_eval
 
 from bert_jax.inference.comparison import comparison_of
 from bert_jax.model.text_head import PoolingSection
+from bert_jax.tasks.search.directory import read_retrieval
 from bert_jax.tasks.search.retrieval import (
     CUTOFF,
     FIGURES,
     RECALLED,
     Retrieval,
     rank,
-    read_retrieval,
     retrieval_figures,
 )
 from tests.tasks.search.data import write_beir, write_qrels
