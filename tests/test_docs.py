@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from sentence_transformers import SentenceTransformer
 from transformers import BertForPreTraining, BertModel
 
 import bert_jax
@@ -148,6 +150,31 @@ def test_every_step_from_a_checkpoint_to_its_export_works(
     assert parse_yaml(page, "page") == parse_yaml(read_packaged("new/adapt"), "new")
 
 
+def test_every_step_from_documentation_to_a_search_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("documentation").mkdir()
+    for name in ("data.md", "finetune.md", "planning.md", "submit.md", "tokenizers.md"):
+        Path("documentation", name).write_text(_page(name), encoding="utf-8")
+    words = sorted({*re.findall(r"[a-z]+", " ".join(map(_page, ("data.md", "submit.md"))).lower())})
+    vocabulary = [*SPECIAL_PIECES, *words]
+    config = hf_config(vocab_size=len(vocabulary), num_hidden_layers=1, max_position_embeddings=64)
+    save(hf_model(BertModel, config), Path("start"))
+    Path("start/vocab.txt").write_text("\n".join(vocabulary))
+    SentenceTransformer("start").save("start")  # with mean pooling
+    assert _follow("howto/search.md") == [
+        *("python", "finetune", "evaluate", "mine", "finetune", "python", "features", "export"),
+        "export",
+    ]
+    before, retriever, reranked = (
+        float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[-3:]
+    )
+    assert reranked > retriever > before
+    corpus = Path("data/search/corpus.jsonl").read_text(encoding="utf-8")
+    assert len(np.load("index.npz")["vectors"]) == corpus.count("\n")
+
+
 def test_every_step_from_a_classifier_to_a_filtered_dataset_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,7 +296,10 @@ FEWER = (
     ("warmup_steps: 100", "warmup_steps: 4"),
     ("num_hidden_layers: 2", "num_hidden_layers: 1"),
     ("sentence-transformers/all-MiniLM-L6-v2", "start"),
+    ("cross-encoder/ms-marco-MiniLM-L6-v2", "start"),
     ("google-bert/bert-base-uncased", "start"),
+    ("max_length: 256", "max_length: 64"),
+    ("{learning_rate: 2e-5}", "{learning_rate: 2e-3}"),
     ('"max_length": 64}', '"max_length": 64, "optimizer": {"learning_rate": 2e-3}}'),
 )
 
