@@ -64,7 +64,14 @@ ARGUMENTS = {
         *("export @ out", "import models/x @"),
     ],
     "--dataset": ["evaluate runs/a --dataset @"],
-    "OUTPUT": ["predict runs/a @", "features runs/a x.txt @", "export runs/a @"],
+    "OUTPUT": [
+        *("predict runs/a @", "features runs/a x.txt @", "export runs/a @"),
+        "mine runs/a x.csv @",
+    ],
+    "MODEL": ["mine @ x.csv out.jsonl"],
+    "TABLE": ["mine runs/a @ out.jsonl"],
+    "--corpus": ["mine runs/a x.csv out.jsonl --corpus @"],
+    "--reranker": ["mine runs/a x.csv out.jsonl --reranker @"],
     "--input": ["predict runs/a p.csv --input @"],
     "INPUT": ["features runs/a @ out"],
     "SOURCE": ["import @ runs/new"],
@@ -84,7 +91,7 @@ ARGUMENTS = {
     "JOB": ["watch @", "stop @"],
     "--dir": ["demo --dir @"],
 }
-MODELS = ("--init-from", "SOURCE", "MODEL...", "finetune.init_from")
+MODELS = ("--init-from", "SOURCE", "MODEL", "MODEL...", "--reranker", "finetune.init_from")
 
 
 @pytest.fixture

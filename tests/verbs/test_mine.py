@@ -14,7 +14,6 @@ from sentence_transformers.util import mine_hard_negatives
 import bert_jax
 from bert_jax.inference import nearest
 from bert_jax.model.section import HeadsSection
-from bert_jax.model.text_head import CrossEncoderSection, PoolingSection
 from bert_jax.train.metrics_writer import read_metrics
 from tests.interop.test_sentence_transformers import theirs, written_by_them
 from tests.project import ok, refused, says, write_config
@@ -31,17 +30,18 @@ def texts(count: int, seed: int) -> list[str]:
 
 
 ANCHORS, POSITIVES, CORPUS = (texts(count, count) for count in (30, 60, 150))
-ENCODER = HeadsSection(
-    pooler=False, mlm=False, next_sentence=False, embedding=PoolingSection(query_prefix="word3 ")
-)
-RERANKER = HeadsSection(
-    mlm=False,
-    next_sentence=False,
-    task="sequence_classification",
-    labels=("LABEL_0",),
-    problem="regression",
-    cross_encoder=CrossEncoderSection(),
-)
+PREFIX, BARE = {"query_prefix": "word3 "}, {"pooler": False, "mlm": False, "next_sentence": False}
+ENCODERS = {
+    "dense": {**BARE, "embedding": PREFIX},
+    "sparse": {**BARE, "mlm": True, "sparse": PREFIX},
+    "late interaction": {**BARE, "late_interaction": PREFIX},
+}
+RERANKER = {
+    "task": "sequence_classification",
+    "labels": ("LABEL_0",),
+    "problem": "regression",
+    "cross_encoder": {},
+}
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -125,10 +125,10 @@ def test_negatives_equal_sentence_transformers(name: str, source: Path, tmp_path
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of an encoder and of a reranker, and a table of questions and answers."""
+    """Runs of each kind of encoder and of a reranker, and a table of questions and answers."""
     directory = tmp_path_factory.mktemp("models")
-    for name, heads in (("encoder", ENCODER), ("reranker", RERANKER)):
-        tiny_run(directory / name, heads=heads)
+    for name, heads in {**ENCODERS, "reranker": RERANKER}.items():
+        tiny_run(directory / name, heads=HeadsSection.model_validate(heads))
     write_jsonl(directory / "pairs.jsonl", [*pairs(64, 1), *pairs(8, 1)])  # some pairs twice
     return directory
 
@@ -139,7 +139,7 @@ def test_a_student_learns_from_a_mined_and_reranked_table(models: Path, tmp_path
     table = models / "pairs.jsonl"
     columns = ("--anchor=question", "--positive=answer", "--negatives=2")
     reranker = models / "reranker" / "run"
-    arguments = ("mine", models / "encoder" / "run", table, output, *columns)
+    arguments = ("mine", models / "dense" / "run", table, output, *columns)
     said = ok(*arguments, f"--reranker={reranker}", "--sample=random", "--margin=-1")
     rows = rows_of(output)
     assert len(rows) == 64
@@ -170,8 +170,9 @@ def test_a_student_learns_from_a_mined_and_reranked_table(models: Path, tmp_path
     assert losses[-1] < losses[0] / 2
 
 
-def test_the_function_equals_encode_for_any_block(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_the_function_equals_similarity_for_any_block(
+    kind: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Excluded are all positives of equal anchors and the anchor's own text."""
     rows = pairs(30, 5)
@@ -181,7 +182,7 @@ def test_the_function_equals_encode_for_any_block(
     table = write_jsonl(tmp_path / "pairs.jsonl", rows)
     questions = [row["question"] for row in rows[:30]]
     corpus = write_jsonl(tmp_path / "corpus.jsonl", [{"body": text} for text in questions])
-    run, names = str(models / "encoder" / "run"), {"anchor": "question", "positive": "answer"}
+    run, names = str(models / kind / "run"), {"anchor": "question", "positive": "answer"}
     written = []
     for sizes in ((1024, 1 << 14), (7, 11)):
         monkeypatch.setattr("bert_jax.verbs.mine.QUERIES", sizes[0])
@@ -212,12 +213,12 @@ def test_the_function_equals_encode_for_any_block(
     ("model", "options", "key", "place", "values"),
     [
         ("reranker", [], "mine.model", "{model}", ["encodes"]),
-        ("encoder", ["--reranker={model}"], "mine.model", "{model}", ["cross-encoder"]),
-        ("encoder", ["--anchor=ask"], "table.column_unknown", "--anchor", ["ask", "question"]),
-        ("encoder", ["--positive=question"], "setting.same_column", "--positive", ["question"]),
-        ("encoder", ["--range=5:6"], "mine.range", "--range", ["5:6", "MIN:MAX", 3]),
-        ("encoder", ["--min-score=2"], "mine.none", "{table}", [64, "3 negatives"]),
-        ("encoder", ["--corpus={corpus}"], "mine.corpus", "--corpus", [".txt"]),
+        ("dense", ["--reranker={model}"], "mine.model", "{model}", ["cross-encoder"]),
+        ("dense", ["--anchor=ask"], "table.column_unknown", "--anchor", ["ask", "question"]),
+        ("dense", ["--positive=question"], "setting.same_column", "--positive", ["question"]),
+        ("dense", ["--range=5:6"], "mine.range", "--range", ["5:6", "MIN:MAX", 3]),
+        ("dense", ["--min-score=2"], "mine.none", "{table}", [64, "3 negatives"]),
+        ("dense", ["--corpus={corpus}"], "mine.corpus", "--corpus", [".txt"]),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
