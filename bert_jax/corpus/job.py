@@ -111,8 +111,11 @@ def open_scored_model(section: ScoreSection, mesh: Mesh) -> ScoredModel:
         results = results_of_head(heads, threshold=_threshold(opened))
         max_length = section.max_length or task.max_length
         if max_length > task.max_length:
-            place, allowed = "score.max_length", f"4 to {task.max_length}"
-            raise UserError.wrong(place, max_length, allowed, place=place)
+            raise UserError(
+                "score.max_length",
+                f"found {max_length}, allowed: 4 to {task.max_length}, as the model was trained",
+                place="score.max_length",
+            )
         if isinstance(results, Tags):
             _refuse(section, "pair", section.pair, "a head that tags words")
             _refuse(section, "max_length", section.max_length, "a head that tags words")
@@ -322,8 +325,9 @@ def _check_outputs(parts: Sequence[InputPart], *, output: str) -> None:
 def _other_input(record: PartRecord, output: epath.Path) -> UserError:
     return UserError(
         "score.other_input",
-        f"found results of {record.input['path']}, which is not in score.input",
-        place=record.output,
+        f"found results of {record.input['path']}, which is not in score.input. Choose "
+        f"another output than {record.output}.",
+        place=str(output),
     )
 
 

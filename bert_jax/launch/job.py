@@ -231,8 +231,8 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     if section.lock is not None:
         raise UserError(
             "submit.lock_local",
-            f"found {commas(section.on)}, but only on: local may choose the lock",
-            place="submit.on",
+            f"found {section.lock} with {commas(section.on)}, allowed: only with on: local",
+            place="submit.lock",
         )
     if not section.zone and section.launcher != "gke":
         raise UserError(

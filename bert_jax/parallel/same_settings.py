@@ -102,6 +102,6 @@ def difference_error(
     first, (key, found, expected) = next(iter(differing.items()))
     return UserError(
         "processes.settings_differ",
-        f"{members[first]} has {found}, but {members[0]} has {expected}",
+        f"found {found} in {members[first]} and {expected} in {members[0]}",
         place=key,
     )

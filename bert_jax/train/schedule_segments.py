@@ -39,8 +39,11 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
         share = optimizer.decay_fraction if first.decay_fraction is None else first.decay_fraction
         decay = None if share is None else math.floor(share * count + 1e-9)
         if decay is None and optimizer.decay != "linear":
-            place = "optimizer.decay"
-            raise UserError(place, f"{optimizer.decay} lacks decay_fraction", place=place)
+            raise UserError(
+                "optimizer.decay",
+                f"found {optimizer.decay}, allowed: linear, unless optimizer.decay_fraction is set",
+                place="optimizer.decay",
+            )
         if rising + (decay or 0) > count:
             raise UserError(
                 "optimizer.decay_fraction",

@@ -53,8 +53,9 @@ def require_tokenizer(run: Run, tokenizer: Tokenizer, *, found: str, name: str |
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
             "init_from.tokenizer",
-            f"found another tokenizer ({found}) than {run.directory / TOKENIZER}. Use that, or the "
-            "run that `bert-jax vocab --extend` writes.",
+            f"found {found} ({tokenizer.vocab_size:,} pieces), which differs from the tokenizer "
+            f"of {name} ({run.tokenizer.vocab_size:,} pieces). Use {run.directory / TOKENIZER}. "
+            "For more words, run `bert-jax vocab --extend` and start from the run that it writes.",
             place="tokenizer",
         )
 
@@ -74,7 +75,9 @@ def _require_same_start(settings: PretrainSettings, began: str | None) -> None:
         return
     raise UserError(
         "init_from.other_start",
-        f"found {asked}, but {settings.run_dir} began with {began}. Use a new run_dir.",
+        f"found {asked}, but the run in {settings.run_dir} has checkpoints and began "
+        f"{'without this option' if began is None else f'with {began}'}. To resume it, remove "
+        f"{INIT_FROM}. Otherwise use a new run_dir.",
         place=INIT_FROM,
     )
 

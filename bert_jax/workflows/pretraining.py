@@ -179,7 +179,9 @@ def _heads(settings: PretrainSettings) -> HeadsSection:
         if objective.heads.of_pretraining != heads.of_pretraining:
             raise UserError(
                 "objective.phases",
-                f"trains {describe(objective.heads)}, but the last phase {describe(heads)}",
+                f"found {objective.kind}, which trains {describe(objective.heads)}, but the last "
+                f"phase's objective {last.kind} trains {describe(heads)}. All phases must train "
+                "the same heads.",
                 place=f"{settings.objective_key(phase)}.kind",
             )
     if settings.model.heads not in (HeadsSection(), heads):
@@ -333,7 +335,9 @@ def _origin(
     if same_direction != wanted:  # an imported model
         raise UserError(
             "run.other_heads",
-            f"{root} has {describe(run.heads)}, not {describe(wanted)}. Use --init-from {root}.",
+            f"found {root}, whose model has {describe(run.heads)}, but objective.kind "
+            f"{settings.objective_of(-1).kind} trains {describe(wanted)}. Use a new directory "
+            f"with --init-from {root}.",
             place="run_dir",
         )
     merged = {name: {**saved.get(name, {}), **paths} for name, paths in data._asdict().items()}
