@@ -52,7 +52,8 @@ class SparseHead(VectorHead[SparseHeadSection]):
         if self.settings.top_k is None or self.settings.top_k >= self.pieces:
             return vectors
         largest, at = jax.lax.top_k(vectors, self.settings.top_k)
-        return jnp.put_along_axis(jnp.zeros_like(vectors), at, largest, axis=1, inplace=False)
+        none = jnp.zeros(self.pieces, vectors.dtype)
+        return jax.vmap(lambda at, largest: none.at[at].set(largest))(at, largest)
 
 
 def _largest_logits(

@@ -7,10 +7,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from jax import export
+from safetensors.numpy import load_file
 from scipy.sparse import load_npz
 from sentence_transformers import SparseEncoder
 
 import bert_jax
+from bert_jax.model.section import HeadsSection
+from bert_jax.model.text_head import SparseHeadSection
 from bert_jax.train.metrics_writer import read_metrics
 from tests.interop.test_sentence_transformers import tensors
 from tests.project import ok, refused, says, write_config
@@ -107,6 +111,21 @@ def test_features_writes_pieces_and_weights(trained: Path, tmp_path: Path) -> No
         assert [*row["pieces"]] == [names[at] for at in np.argsort(-weights)[: len(row["pieces"])]]
         same(row["weights"], -np.sort(-weights)[: len(row["weights"])])
         assert np.count_nonzero(weights) == len(row["weights"])
+
+
+def test_the_exported_program_computes_the_vectors(tmp_path: Path) -> None:
+    heads = HeadsSection(pooler=False, next_sentence=False, sparse=SparseHeadSection(top_k=20))
+    run = tiny_run(tmp_path, heads=heads)
+    ok("export", run, tmp_path / "program", "--to", "stablehlo")
+    program = export.deserialize(bytearray((tmp_path / "program/model.stablehlo").read_bytes()))
+    weights, model = load_file(tmp_path / "program/model.safetensors"), bert_jax.load(run)
+    special = model.tokenizer.special
+    ids = np.array([[special.cls, 7, 8, special.sep], [special.cls, 9, special.sep, 0]], np.int32)
+    mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0]], np.int32)
+    found = program.call(weights, ids, mask, np.zeros_like(ids))["embedding"]
+    first, second = (" ".join(model.tokenizer.pieces(each)) for each in ([7, 8], [9]))
+    expected = model.encode([first, second])
+    np.testing.assert_allclose(found, expected.toarray(), atol=1e-5)
 
 
 def test_models_that_cannot_be_read_are_refused(trained: Path, tmp_path: Path) -> None:
