@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.cross_entropy_shape import FACTS, STATISTICS, Shape, groups_of
-from bert_jax.kernels.pallas_call import LANES, cores_of_device, launch
+from bert_jax.kernels.cross_entropy_shape import FACTS, STATISTICS, Limits, Shape, groups_of
+from bert_jax.kernels.pallas_call import LANES, cores_of_device, launch, vmem_of_device
 from bert_jax.kernels.precision import precision_of
 from bert_jax.parallel.sharding_rules import LogicalAxes, per_shard
 
@@ -156,15 +156,16 @@ def _own(labels: Array, numbers: Array) -> Array:
 def _shape(rows: Array, table: Array, *, forward: bool) -> Shape:
     """Returns the sizes and settings of a kernel on one device."""
     hidden, pieces, itemsize = rows.shape[1], len(table), rows.dtype.itemsize
-    groups, each = groups_of(len(rows), hidden=hidden, pieces=pieces, itemsize=itemsize)
+    limits, sizes = Limits.of(vmem_of_device()), {"pieces": pieces, "itemsize": itemsize}
+    groups, each = groups_of(len(rows), hidden=hidden, limits=limits, **sizes)
     return Shape(
         rows=each,
         groups=groups,
         hidden=hidden,
-        pieces=pieces,
-        itemsize=itemsize,
         cores=cores_of_device(),
         forward=forward,
+        limits=limits,
+        **sizes,
     )
 
 
@@ -200,6 +201,7 @@ def _call(
         order=("parallel", "arbitrary", "arbitrary"),
         flops=(1 if shape.forward else 2) * 2 * elements * shape.hidden,
         transcendentals=elements,
+        vmem=shape.vmem,
         unread=of_groups - of_groups * shape.grid[1] // shape.groups,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,

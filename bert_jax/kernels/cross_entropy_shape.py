@@ -3,33 +3,48 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 from jax.experimental import pallas as pl
 
 from bert_jax.kernels.pallas_call import LANES, PACKED
 
-# Pieces per tile. In the backward kernel, gradients leave less space in VMEM.
+# Pieces per tile of the forward kernel.
 _FORWARD: Final = 512
-_BACKWARD: Final = 256
-# Rows per strip. The product of one strip overlaps with the softmax of another. In the forward
-# kernel, smaller strips are 25% slower on v6e. In the backward kernel, larger strips are 10% slower
-# on v5e.
+# Rows per strip of the forward kernel. The product of one strip overlaps with the softmax of
+# another. Smaller strips are 25% slower on v6e.
 _FORWARD_STRIP: Final = 256
-_BACKWARD_STRIP: Final = 128
-# Maximum bytes of a kernel in VMEM. v4 has 16 MiB. Other chips allow 16 MiB by default.
-_VMEM: Final = 14 * 2**20
 _F32: Final = 4
 _PARTS: Final = 3  # bfloat16 parts of a float32 operand
-# Maximum rows of a group, in bfloat16 registers.
-_MOST: Final = 256
 
 # Number of statistics per row and lane in the forward kernel: the largest logit, the sum of
 # exponentials relative to it, and the label's logit.
 STATISTICS: Final = 3
 # Operands per row of the backward kernel: log-sum-exp, the gradient of the loss, and the label.
 FACTS: Final = 3
+
+
+class Limits(NamedTuple):
+    """Sizes that depend on a core's VMEM. The default is for v4, with 16 MiB."""
+
+    bytes: int = 14 * 2**20  # maximum bytes of a kernel
+    tile: int = 256  # pieces per tile of the backward kernel, whose gradients need more space
+    # Rows per strip of the backward kernel. With tiles of 256 pieces, 256 rows are 10% slower on
+    # v5e. With tiles of 512 pieces, they are 5 to 10% faster on v5e and v6e.
+    strip: int = 128
+    rows: int = 4096  # maximum rows of a group
+
+    @classmethod
+    def of(cls, vmem: int | None) -> "Limits":
+        """Returns the limits of a core with `vmem` bytes of VMEM; None for the default.
+
+        With more VMEM, the rows of a device are one group, so that the backward kernel reads the
+        table once and does not add to its gradient in HBM.
+        """
+        if vmem is None or vmem < 64 * 2**20:
+            return cls()
+        return cls(bytes=vmem * 5 // 8, tile=512, strip=256, rows=8192)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,16 +62,17 @@ class Shape:
     itemsize: int  # bytes of an activation
     cores: int  # cores of a device
     forward: bool  # whether this is the forward kernel
+    limits: Limits
 
     @property
     def tile(self) -> int:
         """Pieces per tile."""
-        return min(_FORWARD if self.forward else _BACKWARD, self.width)
+        return min(_FORWARD if self.forward else self.limits.tile, self.width)
 
     @property
     def width(self) -> int:
         """Columns of the logits: pieces padded to whole tiles of both kernels."""
-        whole = LANES if self.pieces <= _BACKWARD else _FORWARD
+        whole = LANES if self.pieces <= _FORWARD // 2 else _FORWARD
         return -(-self.pieces // whole) * whole
 
     @property
@@ -80,7 +96,7 @@ class Shape:
 
     def strips(self) -> Sequence[tuple[int, int]]:
         """Returns (first row, number of rows) of each strip."""
-        size = _FORWARD_STRIP if self.forward else _BACKWARD_STRIP
+        size = _FORWARD_STRIP if self.forward else self.limits.strip
         firsts = range(0, self.rows, size)
         return [(first, min(size, self.rows - first)) for first in firsts]
 
@@ -101,6 +117,14 @@ class Shape:
         # With several groups, the previous gradient of the table is an operand.
         of_tiles = of_tile * 2 * (self.itemsize + _F32 * (2 if self.groups > 1 else 1))
         return self.rows * (of_row + facts) + of_tiles + parts
+
+    @property
+    def vmem(self) -> int | None:
+        """Limit of VMEM in bytes, or None for the compiler's default, 16 MiB.
+
+        It is no larger than necessary: the compiler keeps other arrays in the rest of VMEM.
+        """
+        return self.held * 9 // 8 if self.held > Limits().bytes else None
 
     @property
     def kept(self) -> Sequence[tuple[int, ...]]:
@@ -142,37 +166,43 @@ class Shape:
         return pl.BlockSpec(*blocks[name])
 
 
-def groups_of(rows: int, *, hidden: int, pieces: int, itemsize: int) -> tuple[int, int]:
+def groups_of(
+    rows: int, *, hidden: int, pieces: int, itemsize: int, limits: Limits
+) -> tuple[int, int]:
     """Returns (number of groups, rows per group), with as many rows per group as fit into VMEM.
 
     Their product is at least `rows`; the excess is padding. `hidden` must be at most `widest`.
     """
 
     def fits(registers: int, groups: int) -> bool:
-        each = registers * PACKED
-        return _fits(each, groups, hidden=hidden, pieces=pieces, itemsize=itemsize)
+        sizes = {"hidden": hidden, "pieces": pieces, "itemsize": itemsize}
+        return _fits(registers * PACKED, groups, limits=limits, **sizes)
 
-    whole = -(-rows // PACKED)  # registers
-    most = max((n for n in range(1, min(whole, _MOST) + 1) if fits(n, 2)), default=1)
-    groups = 1 if whole <= _MOST and fits(whole, 1) else -(-whole // most)
+    whole, allowed = -(-rows // PACKED), limits.rows // PACKED  # registers
+    most = max((n for n in range(1, min(whole, allowed) + 1) if fits(n, 2)), default=1)
+    groups = 1 if whole <= allowed and fits(whole, 1) else -(-whole // most)
     return groups, -(-whole // groups) * PACKED
 
 
 def widest(*, pieces: int, itemsize: int) -> int:
     """Returns the largest hidden size that the kernels support, a multiple of 128.
 
-    At this size, one strip of rows fits into VMEM together with a tile of the table. Smaller groups
-    would read the table too often, and XLA's product would be many times faster.
+    At this size, one strip of rows fits into VMEM of v4 together with a tile of the table. Smaller
+    groups would read the table too often, and XLA's product would be many times faster.
     """
-    sizes = itertools.count(LANES, LANES)
+    sizes, limits = itertools.count(LANES, LANES), Limits()
     fitting = itertools.takewhile(
-        lambda hidden: _fits(_BACKWARD_STRIP, 2, hidden=hidden, pieces=pieces, itemsize=itemsize),
+        lambda hidden: _fits(
+            limits.strip, 2, hidden=hidden, pieces=pieces, itemsize=itemsize, limits=limits
+        ),
         sizes,
     )
     return max(fitting, default=0)
 
 
-def _fits(rows: int, groups: int, *, hidden: int, pieces: int, itemsize: int) -> bool:
+def _fits(
+    rows: int, groups: int, *, hidden: int, pieces: int, itemsize: int, limits: Limits
+) -> bool:
     """Returns whether groups of `rows` rows fit into VMEM in both kernels."""
     shapes = (
         Shape(
@@ -183,7 +213,8 @@ def _fits(rows: int, groups: int, *, hidden: int, pieces: int, itemsize: int) ->
             itemsize=itemsize,
             cores=1,
             forward=forward,
+            limits=limits,
         )
         for forward in (True, False)
     )
-    return all(shape.held <= _VMEM for shape in shapes)
+    return all(shape.held <= limits.bytes for shape in shapes)

@@ -12,8 +12,16 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
 
-from bert_jax.kernels.pallas_call import LANES, PACKED, SUBLANES, launch, on_each_device
+from bert_jax.kernels.pallas_call import (
+    LANES,
+    PACKED,
+    SUBLANES,
+    launch,
+    on_each_device,
+    vector_dtype,
+)
 from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Array = jax.Array
@@ -78,7 +86,7 @@ def gelu_product(
         gradient: gradient [N, D] of the product ``gelu(x) · kernel``.
         kernel: [F, D].
         x: input of GELU, [N, F]. All arrays have the same dtype.
-        slope: derivative of GELU for float32.
+        slope: derivative of GELU as float32, for float32 or for the dtype of `x`.
     """
     found, sums = on_each_device(
         functools.partial(_call, slope=slope),
@@ -103,7 +111,7 @@ def _call(
         jax.ShapeDtypeStruct((cut.grid[1], SUBLANES, inner), jnp.float32),
     )
     found, sums = launch(
-        functools.partial(_body, cut=cut, slope=slope),
+        functools.partial(_body, cut=cut, slope=slope, dtype=vector_dtype(x.dtype)),
         *(gradient, kernel, x),
         name="gelu_product",
         made=made,
@@ -133,6 +141,7 @@ def _body(
     *,
     cut: _Blocks,
     slope: Callable[[Array], Array],
+    dtype: DTypeLike,
 ) -> None:
     """Computes the products of a block. The unrolled loop lets the compiler overlap them."""
     rows, columns = cut.product
@@ -145,7 +154,7 @@ def _body(
             found = jax.lax.dot_general(
                 gradient[down], kernel[across], contracted, preferred_element_type=jnp.float32
             )
-            found *= slope(x[down, across].astype(jnp.float32))
+            found *= slope(x[down, across].astype(dtype))
             out[down, across] = found.astype(out.dtype)
             total += found.reshape(-1, SUBLANES, columns).sum(axis=0)
         sums[0, :, across] = total

@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
-from bert_jax.parallel.accelerators import cores, vmem_bytes
+from bert_jax.parallel.accelerators import computes_bfloat16, cores, vmem_bytes
 from bert_jax.parallel.sharding_rules import LogicalAxes, per_shard
 
 Array = jax.Array
@@ -41,6 +43,12 @@ def cores_of_device() -> int:
     """Returns the number of cores per device of the mesh."""
     device: Any = jax.sharding.get_abstract_mesh().abstract_device
     return 1 if device is None else cores(device)
+
+
+def vector_dtype(dtype: DTypeLike) -> DTypeLike:
+    """Returns the dtype for elementwise work on arrays of `dtype` on the mesh's devices."""
+    device: Any = jax.sharding.get_abstract_mesh().abstract_device
+    return dtype if device is not None and computes_bfloat16(device) else jnp.float32
 
 
 def vmem_of_device() -> int | None:

@@ -24,24 +24,26 @@ def gelu_tanh(x: Array) -> Array:
 
     Source: arXiv 1606.08415, section 2; `gelu` in google-research/bert `modeling.py`.
     """
-    half = 0.5 * x.astype(jnp.float32)
-    return (half + half * _tanh(x)).astype(x.dtype)
-
-
-def _tanh(x: Array) -> Array:
     wide = x.astype(jnp.float32)
-    return jnp.tanh(wide * (_LINEAR + _CUBIC * (wide * wide)))
+    half = 0.5 * wide
+    return (half + half * jnp.tanh(wide * (_LINEAR + _CUBIC * (wide * wide)))).astype(x.dtype)
 
 
 def _gelu_forward(x: Array) -> tuple[Array, Array]:
     return gelu_tanh(x), x
 
 
-def gelu_slope(wide: Array) -> Array:
-    """Returns the derivative of `gelu_tanh` at float32 values."""
-    share = 0.5 + 0.5 * _tanh(wide)
-    # d tanh(u) = (1 − tanh²) u' = 4 · share · (1 − share) · u'
-    return share * (1 + (1 - share) * (wide * (2 * _LINEAR + 6 * _CUBIC * (wide * wide))))
+def gelu_slope(x: Array) -> Array:
+    """Returns the derivative of `gelu_tanh`, float32.
+
+    It is computed in the dtype of `x`, except for the last sum. In bfloat16, the error is at most
+    0.01, and 0.2% of the slope's size on average.
+    """
+    square = x * x
+    tanh = jnp.tanh(x * (_LINEAR + _CUBIC * square))
+    # d tanh(u) = (1 − tanh²) u'
+    odd = 0.5 * tanh + (1 - tanh * tanh) * (x * (0.5 * _LINEAR + 1.5 * _CUBIC * square))
+    return 0.5 + odd.astype(jnp.float32)
 
 
 def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
@@ -75,7 +77,7 @@ def gelu_erf(x: Array) -> Array:
     """
     wide = x.astype(jnp.float32)
     terms = _OF_NORMAL_BF16 if x.dtype == jnp.bfloat16 else _OF_NORMAL
-    return wide * _normal(wide, wide * wide, terms)
+    return wide * (0.5 + _odd_normal(wide, wide * wide, terms))
 
 
 def gelu_erf_and_slope(wide: Array) -> tuple[Array, Array]:
@@ -84,18 +86,27 @@ def gelu_erf_and_slope(wide: Array) -> tuple[Array, Array]:
     The error is at most 2e-7 · (1 + |x|) for the value, and 3e-7 for the derivative: a few float32
     roundings.
     """
-    square = wide * wide
-    share = _normal(wide, square, _OF_NORMAL)
+    return wide * (0.5 + _odd_normal(wide, wide * wide, _OF_NORMAL)), gelu_erf_slope(wide)
+
+
+def gelu_erf_slope(x: Array) -> Array:
+    """Returns the derivative of ``x · Φ(x)``, float32, for TPUs.
+
+    It is computed in the dtype of `x`, except for the last sum. In bfloat16, the error is at most
+    0.006, and 0.2% of the slope's size on average.
+    """
+    square = x * x
+    terms = _OF_NORMAL_BF16 if x.dtype == jnp.bfloat16 else _OF_NORMAL
     density = jnp.exp(-0.5 * square) * (1 / math.sqrt(2 * math.pi))
-    return wide * share, share + wide * density
+    return 0.5 + (_odd_normal(x, square, terms) + x * density).astype(jnp.float32)
 
 
-def _normal(wide: Array, square: Array, terms: tuple[float, ...]) -> Array:
-    """Returns Φ, from the hardware's tanh, which takes half of the operations of erf."""
+def _odd_normal(x: Array, square: Array, terms: tuple[float, ...]) -> Array:
+    """Returns Φ − ½, from the hardware's tanh, which takes half of the operations of erf."""
     total = jnp.full_like(square, terms[-1])
     for each in terms[-2::-1]:
         total = total * square + each
-    return 0.5 + 0.5 * jnp.tanh(wide * total)
+    return 0.5 * jnp.tanh(x * total)
 
 
 def silu_and_slope(wide: Array) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from bert_jax.kernels.gelu_product import gelu_product
 from bert_jax.model.architecture import Activation
-from bert_jax.model.elementwise import gelu_erf, gelu_erf_and_slope, gelu_slope, gelu_tanh
+from bert_jax.model.elementwise import gelu_erf, gelu_erf_slope, gelu_slope, gelu_tanh
 from bert_jax.model.layers import ParamUse, gradient_of_kernel, placed
 
 Array = jax.Array
@@ -18,14 +18,12 @@ class Gelu(NamedTuple):
     """A form of GELU."""
 
     value: Callable[[Array], Array]  # computed in float32, returned in the dtype of its input
-    slope: Callable[[Array], Array]  # derivative, at float32 values
+    slope: Callable[[Array], Array]  # derivative, float32, computed in the dtype of its input
 
 
 GELUS: Final[dict[Activation, Gelu]] = {
     "gelu_tanh": Gelu(gelu_tanh, gelu_slope),
-    "gelu_erf": Gelu(
-        lambda x: gelu_erf(x).astype(x.dtype), lambda wide: gelu_erf_and_slope(wide)[1]
-    ),
+    "gelu_erf": Gelu(lambda x: gelu_erf(x).astype(x.dtype), gelu_erf_slope),
 }
 """The forms of GELU that the kernel supports, by activation."""
 

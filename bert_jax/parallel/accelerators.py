@@ -62,8 +62,12 @@ class Accelerator:
     megacore: bool = False  # whether libtpu needs an option to make a chip one device
     # Whether our Pallas kernels compile for it. They need bfloat16 matrix products.
     kernels: bool = False
+    # Whether plans read cycles from schedules, because the compiler's `estimated_cycles` mislead
+    judged_by_schedule: bool = False
     # Whether the vector unit lacks int32 multiplication, which then takes twenty operations
     composes_int32: bool = False
+    # Whether the vector unit computes in bfloat16, with twice the elements of float32
+    computes_bfloat16: bool = False
     vmem_bytes: int | None = None  # bytes of a core's VMEM, where our kernels run
     hbm_bytes: int  # bytes of memory
     hbm_bandwidth: float  # bytes per second
@@ -247,6 +251,8 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             chips_of_one_host=8,
             runtime_version="v2-alpha-tpuv6e",
             kernels=True,
+            judged_by_schedule=True,
+            computes_bfloat16=True,
             vmem_bytes=128 * MIB,
             hbm_bytes=32 * GIB,
             hbm_bandwidth=1638e9,
@@ -334,6 +340,12 @@ def composes_int32(device: Any) -> bool:
     """Returns whether a device emulates int32 multiplication by other operations."""
     found = accelerator_of(device)
     return found is not None and found.composes_int32
+
+
+def computes_bfloat16(device: Any) -> bool:
+    """Returns whether a device's vector unit computes in bfloat16."""
+    found = accelerator_of(device)
+    return found is not None and found.computes_bfloat16
 
 
 def peak_flops(device: Any) -> float | None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bert_jax.kernels import cross_entropy as kernels
 from bert_jax.kernels.cross_entropy import NO_PIECE
+from bert_jax.kernels.cross_entropy_shape import Limits, groups_of
 from bert_jax.model.cross_entropy import (
     Scored,
     cpu_cross_entropy,
@@ -114,6 +115,22 @@ def test_rows_beyond_vmem_are_split_into_groups(
     monkeypatch.setattr(kernels, "cores_of_device", lambda: cores)
     arrays = drawn(41, 24, 1024)
     assert_same(score(functools.partial(fused), *arrays), score(xla, *arrays))
+
+
+def test_with_more_vmem_tiles_are_larger_and_rows_are_one_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"hidden": 768, "pieces": 50_368, "itemsize": 2}
+    groups = {vmem: groups_of(5424, **sizes, limits=Limits.of(vmem << 20)) for vmem in (16, 128)}
+    assert groups == {16: (4, 1360), 128: (1, 5424)}
+    arrays = drawn(300, 16, 1408, vocab_size=1300)
+    for vmem in (16, 128):
+        monkeypatch.setattr(kernels, "vmem_of_device", functools.partial(int, vmem << 20))
+        core = functools.partial(fused)  # traced again
+        program = str(jax.make_jaxpr(score, static_argnums=0)(core, *arrays))
+        of_strip = "f32[128,256] = exp"  # of the smaller tiles and strips
+        assert (of_strip in program) is (vmem == 16)
+    assert_same(score(core, *arrays), score(xla, *arrays))
 
 
 @BOTH

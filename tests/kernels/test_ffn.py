@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from bert_jax.encoders.build import encoder_builder
+from bert_jax.kernels import gelu_product as gelu_kernel
+from bert_jax.kernels.pallas_call import vector_dtype
 from bert_jax.model.architecture import Activation
-from bert_jax.model.elementwise import gelu_erf, gelu_erf_and_slope
+from bert_jax.model.elementwise import gelu_erf, gelu_erf_and_slope, gelu_erf_slope, gelu_slope
 from bert_jax.model.gated_project import gated_project
 from bert_jax.model.gelu_project import GELUS, gelu_project
 from bert_jax.model.layers import ACTIVATIONS, ParamUse, project
@@ -117,6 +119,37 @@ def test_gelu_and_its_slope_equal_the_exact_ones() -> None:
     assert abs(np.asarray(jax.jit(gelu_erf)(narrow)) - x * ndtr(x)).max() < 6e-6
 
 
+@pytest.mark.parametrize(("name", "most"), [("gelu_tanh", 0.01), ("gelu_erf", 0.006)])
+def test_slopes_in_bfloat16_are_near_the_exact_ones(name: Activation, most: float) -> None:
+    slope = {"gelu_tanh": gelu_slope, "gelu_erf": gelu_erf_slope}[name]
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(2**17), jnp.bfloat16)
+    expected = np.asarray(slope(x.astype(jnp.float32)))
+    error = np.asarray(slope(x)) - expected  # without `jit`, each operation rounds to bfloat16
+    assert 1e-3 < abs(error).max() < most
+    assert np.sqrt((error**2).mean() / (expected**2).mean()) < 2.3e-3
+    assert abs(error.mean()) < 3e-5  # no bias
+    wide = jax.vmap(jax.grad(ACTIVATIONS[name]))(x.astype(jnp.float32))
+    np.testing.assert_allclose(expected, wide, atol=1e-6)
+
+
+def test_slopes_are_in_bfloat16_where_vector_units_compute_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for kind, dtype in {"TPU v5 lite": jnp.float32, "TPU v6 lite": jnp.bfloat16}.items():
+        device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
+        mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
+        with jax.sharding.use_abstract_mesh(mesh):
+            assert vector_dtype(jnp.bfloat16) == dtype
+            assert vector_dtype(jnp.float32) == jnp.float32
+    monkeypatch.setattr(gelu_kernel, "vector_dtype", lambda dtype: dtype)
+    for name in GELUS:
+        half = gelu_half(name)
+        narrow = drawn(half, (2, 128), 256, 512, jnp.bfloat16)
+        program = str(jax.make_jaxpr(fed, static_argnums=0)(half.fused, *narrow))
+        assert "bf16[256,256] = tanh" in program
+        assert_no_larger_error(half)
+
+
 @pytest.mark.parametrize(
     ("half", "sizes", "width", "inner"),
     [
@@ -136,8 +169,7 @@ def test_it_equals_xla(half: Half, sizes: tuple[int, int], width: int, inner: in
     assert_same(fed(half.fused, *arrays), fed(half.xla, *arrays))
 
 
-@every
-def test_bfloat16_error_is_no_larger_than_xlas(half: Half) -> None:
+def assert_no_larger_error(half: Half) -> None:
     wide, narrow = (drawn(half, (2, 128), 256, 512, dtype) for dtype in (jnp.float32, jnp.bfloat16))
     expected = jax.tree.leaves(fed(half.xla, *wide))
     errors = [
@@ -148,6 +180,11 @@ def test_bfloat16_error_is_no_larger_than_xlas(half: Half) -> None:
         for core in (half.fused, half.xla)
     ]
     assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
+
+
+@every
+def test_bfloat16_error_is_no_larger_than_xlas(half: Half) -> None:
+    assert_no_larger_error(half)
 
 
 @every
