@@ -43,7 +43,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.kernels import (
-    KernelSchedule,
+    Schedule,
     kernels_of,
     schedules_alone,
     write_schedules,
@@ -159,7 +159,7 @@ def of_modernbert(
     ]
 
 
-def alone(name: str, lower: Lower) -> dict[str, KernelSchedule]:
+def alone(name: str, lower: Lower) -> dict[str, Schedule]:
     """Returns the schedules, by name, of kernels that are lowered without a surrounding program."""
     topology = parse_topology(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +179,7 @@ def rows_of(topology: str) -> float:
     return ROWS / (2 if parse_topology(topology).accelerator.megacore else 1)
 
 
-def say(topology: str, kernel: str, schedule: KernelSchedule, *, per: float, **facts: Any) -> None:
+def say(topology: str, kernel: str, schedule: Schedule, *, per: float, **facts: Any) -> None:
     """Prints the metrics of one kernel, divided by `per`."""
     slots = {name: round(bundles / per) for name, bundles in schedule.slots.items()}
     busiest = max(slots, key=lambda name: slots[name])

@@ -28,8 +28,9 @@ from benchmarks.report import report
 from bert_jax.config import parse_config
 from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.compilation.compiler_files import read_coded
-from bert_jax.planning.compilation.cycles import Cycles, count_cycles
+from bert_jax.planning.compilation.cycles import Cycles, by_schedule, count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
+from bert_jax.planning.compilation.kernels import read_schedules, write_schedules
 from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.verbs.plan import plan
@@ -145,7 +146,8 @@ def their_step(
     """Returns the metrics of Hugging Face's step with a given number of layers."""
     accelerator = topology.accelerator
     sizes = ",".join(map(str, (layers, asked.hidden, asked.rows, asked.length, VOCAB)))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as written:
+        write_schedules(Path(written))
         megacore = "megacore" if accelerator.megacore else ""
         done = subprocess.run(
             [
@@ -156,7 +158,11 @@ def their_step(
             check=True,
             env={**os.environ, **TPU_COMPILER, "PYTHONPATH": ""},
         )
-        program = Program.of(parse_hlo(read_coded(Path(folder))))
+        module = parse_hlo(read_coded(Path(folder)))
+        program = Program.of(module)
+        if accelerator.judged_by_schedule:
+            schedules = read_schedules(Path(written), program)
+            program = Program.of(module, by_schedule(schedules, accelerator))
     cycles = count_cycles(program, {}, accelerator)
     memory = json.loads(done.stdout.splitlines()[-1])
     return counted(cycles) | {"by_kind": dict(cycles.by_kind)} | memory

@@ -166,7 +166,8 @@ def step_cycles(step: CompiledStep, accelerator: Accelerator, *, title: str) -> 
     """Yields tables of the cycles of a step by kind of operation, and of its kernels.
 
     `bundles` is the number of bundles of one call. `its bundles` is the number that the busiest
-    unit alone needs, a lower bound for any schedule.
+    unit alone needs, a lower bound for any schedule. The column after `share` has the cycles in the
+    reading that the plan does not use, if code was generated.
     """
     if (counted := step.cycles) is None:
         return
@@ -176,10 +177,16 @@ def step_cycles(step: CompiledStep, accelerator: Accelerator, *, title: str) -> 
         return {"million cycles": f"{count / 1e6:,.1f}", "ms": f"{milliseconds:,.2f}"}
 
     sums = {"total": counted.total, "estimated from bytes": counted.by_bytes}
-    kinds = (
+    kinds = [
         {"kind": kind} | times(count) | {"share": f"{count / max(counted.total, 1):.1%}"}
         for kind, count in {**counted.by_kind, **sums}.items()
-    )
+    ]
+    if second := counted.other_reading:
+        reading = "compiler's estimate" if accelerator.judged_by_schedule else "by schedule"
+        second = {**second, "total": sum(second.values())}
+        for row in kinds:
+            found = second.get(row["kind"])
+            row[reading] = NOTHING if found is None else f"{found / 1e6:,.1f}"
     kernels = (
         {
             "kernel": one.name,

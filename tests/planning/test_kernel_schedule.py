@@ -7,9 +7,10 @@ import pytest
 
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology
-from bert_jax.planning.compilation.cycles import MATRIX_UNITS, count_cycles
+from bert_jax.planning.compilation.cycles import MATRIX_UNITS, by_schedule, count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.kernels import read_schedule, read_schedules
+from bert_jax.planning.compilation.op_cycles import flops_per_cycle
 from bert_jax.planning.compilation.program import KERNEL, Program
 from tests.compiler_pair import compiles_for_tpus
 from tests.planning.tpu_programs import INNER, LANES, OUTER, ROWS, STEPS, TURNS
@@ -144,10 +145,24 @@ def test_compiled_nested_loops_have_their_trip_counts(folder: Path) -> None:
 
 
 @compiles_for_tpus
+def test_operations_take_their_schedule_memory_or_products(folder: Path) -> None:
+    module = parse_hlo((folder / "loops.txt").read_text())
+    schedules = read_schedules(folder, Program.of(module))
+    program = Program.of(module, by_schedule(schedules, V5E))
+    estimated = [one for one in program.operations if one.instruction.cycles]
+    assert len(estimated) > 5
+    for one in estimated:
+        found = schedules[one.code]  # operations with equal code share a schedule
+        bytes_, flops = one.hbm_bytes / V5E.bytes_per_cycle, one.product_flops
+        most = max(found.bundles, bytes_, flops / flops_per_cycle(V5E))
+        assert one.cycles == (one.instruction.cycles if found.unknown_loops else round(most))
+
+
+@compiles_for_tpus
 def test_a_compiled_kernel_has_its_loops_copies_and_calls(folder: Path) -> None:
     program = Program.of(parse_hlo((folder / "kernel.txt").read_text()))
     schedules = read_schedules(folder, program)
-    (schedule,) = schedules.values()
+    (schedule,) = [schedules[one.code] for one in program.operations if one.kernel]
     assert {"VALU", "SALU"} < schedule.slots.keys()
     assert not schedule.slots.keys().isdisjoint(MATRIX_UNITS)
     counted = count_cycles(program, schedules, V5E)

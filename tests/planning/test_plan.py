@@ -119,6 +119,25 @@ def test_time_is_cycles_plus_exposed_collectives(planned: dict[str, Any]) -> Non
     assert planned["estimated"]["dollars_on_demand"] == pytest.approx(hours * 4 * 1.2)
 
 
+def test_v6e_is_judged_by_schedules(workplace: Path) -> None:
+    arguments = ("--topology", "v6e:2x2", "train.evaluation=null")
+    shown = run_plan(workplace, *arguments, "--json")
+    assert shown.exit_code == 0, shown.stderr
+    (found,) = json.loads(shown.stdout)
+    step = found["phases"][0]["train"]
+    cycles, work = (step["compiled"][each] for each in ("cycles", "work"))
+    exposed = sum(one["exposed_seconds"] for one in step["collectives"])
+    assert step["estimated"]["seconds"] == pytest.approx(cycles["total"] / 1.75e9 + exposed)
+    by_kind, estimate = cycles["by_kind"], cycles["other_reading"]
+    assert by_kind["custom kernels"] == estimate["custom kernels"]
+    for kind, times in {"matrix products": 1, "elementwise": 2, "reductions": 2}.items():
+        assert times * by_kind[kind] < estimate[kind], kind
+    assert by_kind["matrix products"] > work["product_flops"] / (918e12 / 1.75e9)
+    details = run_plan(workplace, *arguments, "--details").stdout
+    assert "compiler's estimate" in details
+    assert f"{sum(estimate.values()) / 1e6:,.1f}" in details
+
+
 def test_kernels_count_by_their_schedule(planned: dict[str, Any]) -> None:
     cycles = planned["phases"][0]["train"]["compiled"]["cycles"]
     assert cycles["uncounted"] == {}
@@ -187,7 +206,7 @@ def test_a_second_plan_reuses_programs_and_takes_prices(
     kernel = "attention_backward"
     collectives = ("all-gather", "ICI", "ms exposed")
     expected_lines = ("v5e:2x2", "matrix products", kernel, *collectives)
-    for expected in (*expected_lines, "2026-01-31"):
+    for expected in (*expected_lines, "by schedule", "2026-01-31"):
         assert expected in shown.stdout
     short = run_plan(workplace, *arguments)
     assert short.stdout.startswith("Fits (")

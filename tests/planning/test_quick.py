@@ -25,7 +25,7 @@ from bert_jax.planning.compilation import kernels as compiled_kernels
 from bert_jax.planning.compilation.compiler_files import read_scheduled
 from bert_jax.planning.compilation.cycles import KernelCycles, count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
-from bert_jax.planning.compilation.kernels import Kernel, KernelSchedule, kernels_of
+from bert_jax.planning.compilation.kernels import Kernel, Schedule, kernels_of
 from bert_jax.planning.compilation.op_cycles import estimates, features_of, fitted
 from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.compilation.step import STEP, CompiledStep
@@ -67,7 +67,7 @@ ENTRY %main (a.1: bf16[8192,768], b.1: bf16[768,3072], n: u32[]) -> bf16[8192,30
 )
 
 
-SCHEDULE = KernelSchedule(bundles=800, slots={"VALU": 400}, steps=8, unknown_loops=0)
+SCHEDULE = Schedule(bundles=800, slots={"VALU": 400}, steps=8, unknown_loops=0)
 
 
 def test_an_operations_features_are_products_and_bytes() -> None:
@@ -178,7 +178,7 @@ def test_an_oversized_kernel_keeps_the_others_schedules(
         "required for HLO temporaries (41.00G) exceeds available HBM (15.75G)."
     )
 
-    def compile_kernels(kernels: list[Kernel], *_: Any) -> dict[str, KernelSchedule]:
+    def compile_kernels(kernels: list[Kernel], *_: Any) -> dict[str, Schedule]:
         if forward in kernels:
             raise jax.errors.JaxRuntimeError(said)
         return {each.body: SCHEDULE for each in kernels}

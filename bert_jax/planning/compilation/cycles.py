@@ -3,18 +3,26 @@
 The compiler estimates the cycles of one execution of each scheduled operation. The estimate is
 multiplied by the trips of all enclosing loops. For operations without an estimate (random bits,
 gathers, sorts), the cycles are their bytes divided by the HBM bandwidth, and `by_bytes` is the sum
-of these cycles. The cycles of Pallas kernels come from their schedules, see `kernels`.
+of these cycles. The cycles of Pallas kernels come from their schedules, see `kernels`. Where the
+compiler's estimates mislead, the cycles of all operations do, see `by_schedule`.
 """
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Final
 
 from bert_jax.parallel.accelerators import Accelerator
-from bert_jax.planning.compilation.kernels import KernelSchedule
+from bert_jax.planning.compilation.kernels import Schedule
 from bert_jax.planning.compilation.op_cycles import flops_per_cycle
-from bert_jax.planning.compilation.program import COLLECTIVES, KERNEL, Operation, Program
+from bert_jax.planning.compilation.program import (
+    COLLECTIVES,
+    KERNEL,
+    Estimate,
+    Operation,
+    Program,
+    compilers_own,
+)
 
 # Names of the matrix units in schedules. libtpu 0.0.51 lists products and weights apart.
 MATRIX_UNITS: Final = ("MXU", "MATMUL", "MATPUSH")
@@ -48,6 +56,9 @@ class Cycles:
     product_flops: int  # FLOPs of products that XLA compiled
     kernel_flops: int  # FLOPs that Pallas kernels declare
     hbm_bytes: int  # bytes read from and written to HBM
+    # `by_kind` in the other reading, if code was generated. If `by_kind` has the compiler's
+    # estimates, these cycles are by schedule, and vice versa.
+    other_reading: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -60,10 +71,28 @@ class Cycles:
         return self.by_kind.get(KERNEL, 0)
 
 
+def by_schedule(schedules: Mapping[Hashable, Schedule], accelerator: Accelerator) -> Estimate:
+    """Returns a function that reads an operation's cycles from its schedule.
+
+    The cycles are the largest of the bundles, the bytes over the HBM bandwidth, and the time of the
+    matrix units. Operations with loops of unknown length keep the compiler's estimate.
+    """
+
+    def cycles(operation: Operation) -> int | None:
+        found = schedules.get(operation.code)
+        if found is None or found.unknown_loops:
+            return compilers_own(operation)
+        memory = operation.hbm_bytes / accelerator.bytes_per_cycle
+        products = operation.product_flops / flops_per_cycle(accelerator)
+        return round(max(found.bundles, memory, products))
+
+    return cycles
+
+
 def count_cycles(
-    program: Program, schedules: Mapping[str, KernelSchedule], accelerator: Accelerator
+    program: Program, schedules: Mapping[Hashable, Schedule], accelerator: Accelerator
 ) -> Cycles:
-    """Returns the cycles of a program. `schedules` maps each kernel's program to its schedule."""
+    """Returns the cycles of a program. `schedules` has the schedules by the operations' code."""
     by_bytes, by_kind = 0, Counter[str]()
     uncounted: Counter[str] = Counter()
     kernels: dict[tuple[str, int, int], KernelCycles] = {}
@@ -73,7 +102,7 @@ def count_cycles(
             continue  # `collectives` estimates the time of collectives, also inside fusions
         own = found.cycles
         if found.kind == KERNEL:
-            if (schedule := schedules.get(found.kernel or "")) is None:
+            if (schedule := schedules.get(found.code)) is None:
                 uncounted[found.name] += found.trips
                 continue
             call = _call(found, schedule, accelerator)
@@ -98,7 +127,7 @@ def count_cycles(
     )
 
 
-def _call(found: Operation, schedule: KernelSchedule, accelerator: Accelerator) -> KernelCycles:
+def _call(found: Operation, schedule: Schedule, accelerator: Accelerator) -> KernelCycles:
     """Returns the cycles of one call of a kernel.
 
     Work is the larger of its bundles and its products at the peak of the matrix units. Copies move

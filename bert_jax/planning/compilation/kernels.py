@@ -1,11 +1,11 @@
-"""Counts the bundles of Pallas kernels in the schedules that the compiler writes.
+"""Counts the bundles of operations in the schedules that the compiler writes.
 
-The compiler writes `estimated_cycles` only for XLA's own operations. With a flag, libtpu also
-writes the final schedule of every operation: bundles of instructions, of which the core issues one
-per cycle. A loop, such as the grid, ends with a branch back. The exit test compares the counter
-with a constant, which determines the trips. A pipelined grid has two more steps, which skip the
-body. Code for one index of a grid axis (`pl.when`) counts once per pass over the axis. Other code
-that a branch may skip counts in full, so the bundles are upper bounds.
+The compiler writes `estimated_cycles` only for XLA's own operations, not for Pallas kernels. With a
+flag, libtpu also writes the final schedule of every operation: bundles of instructions, of which
+the core issues one per cycle. A loop, such as the grid, ends with a branch back. The exit test
+compares the counter with a constant, which determines the trips. A pipelined grid has two more
+steps, which skip the body. Code for one index of a grid axis (`pl.when`) counts once per pass over
+the axis. Other code that a branch may skip counts in full, so the bundles are upper bounds.
 
 A lowered program contains the code of each kernel. Compiling only the kernels takes seconds. A
 cache keeps each schedule for other programs with the same kernel.
@@ -18,7 +18,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -86,37 +86,37 @@ def write_schedules(folder: Path) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KernelSchedule:
-    """Schedule of one call of a kernel on one device."""
+class Schedule:
+    """Schedule of one execution of an operation on one device."""
 
     bundles: int  # executed bundles: cycles without waits for memory
     slots: Mapping[str, int]  # bundles that each unit of the core alone needs
-    steps: int  # trips of the outermost loop, the grid
+    steps: int  # trips of the outermost loop; for a kernel, its grid
     unknown_loops: int  # number of loops with unknown trips, which count as one trip
 
 
-_SCHEDULE: Final = pydantic.TypeAdapter(KernelSchedule)
+_SCHEDULE: Final = pydantic.TypeAdapter(Schedule)
 
 
-def read_schedules(folder: Path, program: Program) -> dict[str, KernelSchedule]:
-    """Returns the schedules that the compiler wrote, by the kernel's program.
+def read_schedules(folder: Path, program: Program) -> dict[Hashable, Schedule]:
+    """Returns the schedules that the compiler wrote, by the code of their operations.
 
-    The compiler writes the schedule of a kernel's first call only, because all calls are equal.
+    Of operations with equal code, the compiler writes one schedule.
     """
     files: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
         if found := _FILE.match(path.name):
             files.setdefault(found[1], {})[found[2].partition("-")[0]] = path
-    kernels = {each.name: each.kernel for each in program.operations}
+    codes = {each.name: each.code for each in program.operations}
     return {
-        kernel: read_schedule(pair["bundles"].read_text(), pair["hlo"].read_text())
+        code: read_schedule(pair["bundles"].read_text(), pair["hlo"].read_text())
         for stem, pair in files.items()
-        if (kernel := kernels.get(stem.partition("-")[2])) is not None and len(pair) == 2
+        if (code := codes.get(stem.partition("-")[2])) is not None and len(pair) == 2
     }
 
 
-def read_schedule(bundles: str, utilization: str) -> KernelSchedule:
-    """Returns the schedule that the two files of a kernel describe.
+def read_schedule(bundles: str, utilization: str) -> Schedule:
+    """Returns the schedule that the two files of an operation describe.
 
     `bundles` is the text of ``final_bundles``. `utilization` is the text of
     ``final_hlo-static-per-bundle-utilization``, with a row for each bundle.
@@ -132,7 +132,7 @@ def read_schedule(bundles: str, utilization: str) -> KernelSchedule:
     used = np.asarray([row.split() for row in rows], dtype=int)
     slots = weights @ used / np.asarray(capacity.split(), dtype=int)
     by_slot = zip(map(str.strip, names.split(",")), slots.tolist(), strict=True)
-    return KernelSchedule(
+    return Schedule(
         bundles=round(weights.sum()),
         slots={name: round(most) for name, most in sorted(by_slot, key=lambda slot: -slot[1])},
         steps=round(max((one.runs for one in stretches), default=1)),
@@ -272,7 +272,7 @@ def _arrays(types: str) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 def schedules_alone(
     lowered: jax.stages.Lowered, mesh: Mesh, *, accelerator: Accelerator, written: Path
-) -> dict[str, KernelSchedule]:
+) -> dict[Hashable, Schedule]:
     """Returns the schedules of a lowered program's kernels, by their `body`.
 
     Compiles the kernels without the rest of the program, for one device of the mesh. `written` is
@@ -284,7 +284,8 @@ def schedules_alone(
         deciding = repr((accelerator.name, versions(), kernel)).encode() + _code()
         return user_cache("plan") / f"kernel-{hashlib.sha256(deciding).hexdigest()[:32]}.json"
 
-    found, missing = {}, []
+    found: dict[Hashable, Schedule] = {}
+    missing = []
     for kernel in kernels_of(lowered.as_text()):
         try:
             found[kernel.body] = _SCHEDULE.validate_json(kept(kernel).read_bytes())
@@ -300,7 +301,7 @@ def schedules_alone(
 
 def _fitting(
     kernels: Sequence[Kernel], mesh: Mesh, written: Path
-) -> Iterator[tuple[Kernel, KernelSchedule]]:
+) -> Iterator[tuple[Kernel, Schedule]]:
     """Yields kernels with their schedules.
 
     Compiles all kernels together. If they do not fit into memory, compiles them one by one.
@@ -318,7 +319,7 @@ def _fitting(
     yield from ((each, schedules[each.body]) for each in kernels if each.body in schedules)
 
 
-def _compiled(kernels: Sequence[Kernel], mesh: Mesh, written: Path) -> dict[str, KernelSchedule]:
+def _compiled(kernels: Sequence[Kernel], mesh: Mesh, written: Path) -> dict[Hashable, Schedule]:
     def call_all(operands: list[tuple[jax.Array, ...]]) -> list[Any]:
         # Pass computed arrays, not arguments: as in a train step, XLA then places small arrays in
         # on-chip memory, and a kernel's code depends on that. Single numbers, such as the start of

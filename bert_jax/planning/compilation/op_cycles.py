@@ -2,8 +2,9 @@
 
 The compiler writes `estimated_cycles` only when it generates code. Before that, the products, bytes
 and elementwise work of an operation are known. `op_cycles.yaml` has a cost model for each TPU
-generation, fitted to the compiler's estimates of whole steps. The error of one operation may be a
-third, the error of a whole step a few percent; see docs/planning.md.
+generation, fitted to the compiler's estimates of whole steps, or to their schedules (v6e). The
+error of one operation may be a third, the error of a whole step a few percent; see
+docs/planning.md.
 """
 
 import datetime
@@ -98,7 +99,7 @@ def fitted() -> Fitted:
 
 
 def estimates(accelerator: Accelerator) -> Estimate:
-    """Returns a function that estimates the cycles that the compiler would write."""
+    """Returns a function that estimates the cycles of the exact form."""
     model = fitted().models[_LIKE.get(accelerator.name, accelerator.name)]
 
     def estimate(operation: Operation) -> int | None:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Final, Self
 
 import numpy as np
@@ -104,6 +104,12 @@ class Operation:
             return None
         body = _KERNEL_BODY.search(attributes)
         return body[1] if body else self.name
+
+    @functools.cached_property
+    def code(self) -> Hashable:
+        """Identifies the machine code. The compiler generates the code of equal operations once."""
+        parts = tuple((part.opcode, part.arrays) for _, part in self.parts)
+        return self.kernel or (self.instruction.opcode, tuple(self.arrays), parts)
 
     @property
     def on_core(self) -> bool:

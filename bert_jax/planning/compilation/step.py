@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,10 +36,15 @@ from bert_jax.planning.compilation.collectives import (
     find_collectives,
 )
 from bert_jax.planning.compilation.compiler_files import compile_exactly, compile_quickly
-from bert_jax.planning.compilation.cycles import Cycles, count_cycles
+from bert_jax.planning.compilation.cycles import Cycles, by_schedule, count_cycles
 from bert_jax.planning.compilation.forward import lower_forward
 from bert_jax.planning.compilation.hlo import parse_hlo
-from bert_jax.planning.compilation.kernels import read_schedules, schedules_alone, write_schedules
+from bert_jax.planning.compilation.kernels import (
+    Schedule,
+    read_schedules,
+    schedules_alone,
+    write_schedules,
+)
 from bert_jax.planning.compilation.lowering import LoweredStep, lower_step, open_devices
 from bert_jax.planning.compilation.op_cycles import estimates, fitted
 from bert_jax.planning.compilation.program import Program, compilers_own
@@ -151,7 +157,7 @@ def compile_lowered(
     """
     files = Path(tempfile.mkdtemp(prefix="program_", dir=folder))
     accelerator = topology.accelerator
-    cycles_of = {}
+    cycles_of: dict[Hashable, Schedule] = {}
     if quick:
         cycles_of = schedules_alone(step.lowered, mesh, accelerator=accelerator, written=schedules)
     started, found = time.perf_counter(), None
@@ -171,10 +177,15 @@ def compile_lowered(
     )
     if found is None or needed > available:
         return dataclasses.replace(result, needed_bytes=needed, available_bytes=available)
-    estimate = estimates(accelerator) if quick else compilers_own
-    program = Program.of(parse_hlo(found.text), estimate)
+    module = parse_hlo(found.text)
+    program = Program.of(module, estimates(accelerator) if quick else compilers_own)
+    other: Mapping[str, int] = {}
     if not quick:
         cycles_of = read_schedules(schedules, program)
+        readings = [program, Program.of(module, by_schedule(cycles_of, accelerator))]
+        program, second = reversed(readings) if accelerator.judged_by_schedule else readings
+        other = count_cycles(second, cycles_of, accelerator).by_kind
+    counted = count_cycles(program, cycles_of, accelerator)
     return dataclasses.replace(
         result,
         memory=Memory(
@@ -184,7 +195,7 @@ def compile_lowered(
             temporaries=found.temporaries,
             peak=needed,
         ),
-        cycles=count_cycles(program, cycles_of, accelerator),
+        cycles=dataclasses.replace(counted, other_reading=other),
         collectives=tuple(find_collectives(program, DevicePlacement.of(topology, mesh))),
         copy_bytes=step.copy_bytes,
         quick=quick,
