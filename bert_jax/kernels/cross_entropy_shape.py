@@ -122,9 +122,11 @@ class Shape:
     def vmem(self) -> int | None:
         """Limit of VMEM in bytes, or None for the compiler's default, 16 MiB.
 
-        It is no larger than necessary: the compiler keeps other arrays in the rest of VMEM.
+        The compiler needs up to 1.3 times the bytes in `held`. A larger limit would take VMEM from
+        other arrays of the program.
         """
-        return self.held * 9 // 8 if self.held > Limits().bytes else None
+        needed = self.held * 3 // 2
+        return needed if needed > 2**24 and self.limits != Limits() else None
 
     @property
     def kept(self) -> Sequence[tuple[int, ...]]:
