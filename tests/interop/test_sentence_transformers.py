@@ -494,7 +494,7 @@ BAD: dict[str, tuple[str, Any, str, dict[str, Any]]] = {
     ),
     "another kind of model": (
         "config_sentence_transformers.json",
-        {"model_type": "SparseEncoder"},
+        {"model_type": "Unknown"},
         "setting.value",
         {"setting": "model_type", "allowed": ["SentenceTransformer"]},
     ),
