@@ -74,13 +74,13 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
     if top in _FORBIDDEN:
         raise UserError(
             "function.standard_library",
-            f'found "{found:.60}" of the standard library, allowed: your own module',
+            f'found "{found:.60}" of the standard library ({top}), allowed: your own module',
             place=key,
         )
     if top == __name__.partition(".")[0] or _is_installed(top):
         raise UserError(
             "function.installed_package",
-            f'"{found:.60}" is an installed package. Use your own, or add {top} to {TRUSTED}.',
+            f'"{found:.60}" is of an installed package. Use your own, or add {top} to {TRUSTED}.',
             place=key,
         )
 

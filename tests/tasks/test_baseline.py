@@ -107,6 +107,8 @@ FAMILIES: dict[str, dict[str, Callable[[Path], dict[str, Any]]]] = {
         "scores": lambda path: texts(path, **SCORED),
         "beir": directory_of_beir,
     },
+    "sparse": {"pairs": texts},
+    "late_interaction": {"pairs": texts},
     "rerank": {"lists": candidates, "beir": functools.partial(candidates, beir=True)},
 }
 KINDS = {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(TaskSection)}
@@ -132,7 +134,8 @@ def predicted(family: Family, logits: Callable[[tuple[int, ...]], np.ndarray]) -
             "multiple_choice": (len(ids),),
             "sequence_classification": (count,),
         }
-        vectors = (len(ids), 4) if ids[1:] else (4,)
+        of_text = (4,) if family.heads.late_interaction is None else (max(map(len, ids)), 4)
+        vectors = (len(ids), *of_text) if ids[1:] else of_text
         shape = shapes.get(family.heads.task or "", vectors)
         reduced.append(split.reduce(row, logits(shape).astype(np.float32)))
     return split.records(reduced)

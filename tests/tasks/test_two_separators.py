@@ -7,6 +7,7 @@ import pytest
 
 from bert_jax.data.rows.collate import assemble, collate_tokens
 from bert_jax.feature_extraction.texts import InputText, encode
+from bert_jax.model.text_head import TextSize
 from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.family import DataRequest, Family
 from bert_jax.tasks.squad.family import SquadSection
@@ -54,7 +55,7 @@ def test_rows_equal_hugging_faces(kind: str, tokenizer: Tokenizer) -> None:
 
 
 def test_features_leave_out_every_separator(tokenizer: Tokenizer) -> None:
-    (text,) = encode([InputText(1, A, B)], tokenizer, max_length=200)
+    (text,) = encode([InputText(1, A, B)], tokenizer, size=TextSize(0, 200))
     kept = [text.ids[at] for at in text.text_positions]
     assert kept == [*tokenizer.encode(A), *tokenizer.encode(B)]
     starts = text.word_starts(tokenizer)
