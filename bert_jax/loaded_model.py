@@ -269,8 +269,11 @@ class LoadedModel:
                 place=self._model.name,
             )
         comparison = comparison_of(self.heads.vectors)
-        asked = self.encode(_only_texts(queries), prompt="query")
-        found = self.encode(_only_texts(documents), prompt="passage")
+        texts = _only_texts(queries), _only_texts(documents)
+        if not all(texts):
+            return np.zeros([len(each) for each in texts], np.float32)
+        asked = self.encode(texts[0], prompt="query")
+        found = self.encode(texts[1], prompt="passage")
         return comparison.scores(comparison.collect([*asked]), comparison.collect([*found]))
 
     @functools.cached_property

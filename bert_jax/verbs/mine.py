@@ -125,9 +125,14 @@ def mine(
     require_other_file(output, [table, corpus])
     check_batch_size(batch_size)
     try:
-        refuse_same_column({"--anchor": anchor, "--positive": positive})
+        written = ["negative"] if triplets else [f"negative_{at + 1}" for at in range(negatives)]
+        names = {f"the output's column {name}": name for name in (*written, SCORES)}
+        refuse_same_column(names | {"--anchor": anchor, "--positive": positive})
     except SettingError as error:
-        raise error.at("--positive") from None
+        raise error.at(error.place) from None
+    if min_score is not None and max_score is not None and min_score > max_score:
+        allowed = f"at most {max_score}, the --max-score"
+        raise UserError.wrong("mine.limits", min_score, allowed, place="--min-score")
     limits = (margin, relative_margin, min_score, max_score, reranker)
     several = sample == "random" or any(each is not None for each in limits)
     rule = MiningRule(

@@ -174,12 +174,17 @@ def test_a_student_learns_from_a_mined_and_reranked_table(models: Path, tmp_path
 def test_the_function_equals_similarity_for_any_block(
     kind: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Excluded are all positives of equal anchors and the anchor's own text."""
+    """Excluded are all positives of equal anchors and the anchor's own text.
+
+    A pair with other blanks is no other pair.
+    """
     rows = pairs(30, 5)
     rows += [
         {**row, "answer": other["answer"]} for row, other in zip(rows, rows[7:12], strict=False)
     ]
-    table = write_jsonl(tmp_path / "pairs.jsonl", rows)
+    question, answer = rows[0]["question"], rows[0]["answer"]
+    spaced = {**rows[0], "question": f"{question} ", "answer": f" {answer}"}
+    table = write_jsonl(tmp_path / "pairs.jsonl", [*rows, spaced])
     questions = [row["question"] for row in rows[:30]]
     corpus = write_jsonl(tmp_path / "corpus.jsonl", [{"body": text} for text in questions])
     run, names = str(models / kind / "run"), {"anchor": "question", "positive": "answer"}
@@ -199,6 +204,8 @@ def test_the_function_equals_similarity_for_any_block(
     model = bert_jax.load(run)
     texts = list(dict.fromkeys([*questions, *(row["answer"] for row in rows)]))
     cosines = model.similarity(questions, texts)
+    assert model.similarity([], texts).shape == (0, len(texts))
+    assert model.rank(questions[0], []) == []
     for row in written[0]:
         fits = {other["answer"] for other in rows if other["question"] == row["question"]}
         scores = dict(zip(texts, cosines[questions.index(row["question"])], strict=True))
@@ -216,6 +223,8 @@ def test_the_function_equals_similarity_for_any_block(
         ("dense", ["--reranker={model}"], "mine.model", "{model}", ["cross-encoder"]),
         ("dense", ["--anchor=ask"], "table.column_unknown", "--anchor", ["ask", "question"]),
         ("dense", ["--positive=question"], "setting.same_column", "--positive", ["question"]),
+        ("dense", ["--anchor=scores"], "setting.same_column", "--anchor", ["scores"]),
+        ("dense", ["--min-score=2", "--max-score=1"], "mine.limits", "--min-score", ["2", "1"]),
         ("dense", ["--range=5:6"], "mine.range", "--range", ["5:6", "MIN:MAX", 3]),
         ("dense", ["--min-score=2"], "mine.none", "{table}", [64, "3 negatives"]),
         ("dense", ["--corpus={corpus}"], "mine.corpus", "--corpus", [".txt"]),

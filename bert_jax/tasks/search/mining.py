@@ -20,17 +20,23 @@ class MiningTexts(NamedTuple):
 
 
 def mining_texts(rows: Iterable[TextTuple], corpus: Iterable[str]) -> MiningTexts:
-    """Returns the texts of a table of pairs and of a corpus. Positives are added to the corpus."""
-    anchors: dict[str, int] = {}
-    texts = {text: at for at, text in enumerate(dict.fromkeys(corpus))}
-    pairs: dict[tuple[int, int], None] = {}
-    for row in rows:
-        anchor, positive = row.texts
-        at = anchors.setdefault(anchor, len(anchors)), texts.setdefault(positive, len(texts))
-        pairs[at] = None
-    own = [(at, texts[anchor]) for anchor, at in anchors.items() if anchor in texts]
+    """Returns the texts of a table of pairs and of a corpus. Positives are added to the corpus.
+
+    Texts that differ in blanks alone are equal: otherwise a positive with another blank would
+    become its anchor's best negative.
+    """
+    anchors: dict[str, tuple[int, str]] = {}  # index and first spelling by the words of the text
+    texts: dict[str, tuple[int, str]] = {}
+
+    def add(text: str, found: dict[str, tuple[int, str]]) -> int:
+        return found.setdefault(" ".join(text.split()), (len(found), text))[0]
+
+    for text in corpus:
+        add(text, texts)
+    pairs = {(add(row.texts[0], anchors), add(row.texts[1], texts)): None for row in rows}
+    own = [(at, texts[words][0]) for words, (at, _) in anchors.items() if words in texts]
     found = [np.asarray(each, np.int64).reshape(-1, 2) for each in ([*pairs], own)]
-    return MiningTexts([*anchors], [*texts], *found)
+    return MiningTexts(*([text for _, text in each.values()] for each in (anchors, texts)), *found)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

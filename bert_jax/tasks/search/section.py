@@ -123,6 +123,8 @@ class VectorLossSection(Section):
     def _temperature_used(self) -> Self:
         if self.kind != "kl":
             refuse_ignored(self, "teacher_temperature", allowed="kl")
+        if self.kind in ("cosine", "margin_mse", "mse"):
+            refuse_ignored(self, "temperature", allowed="other losses")
         return self
 
     @property

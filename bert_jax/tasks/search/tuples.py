@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax.data.rows.collate import assemble, encode_ragged, fill_up, special_tokens
 from bert_jax.data.tables import RowError, RowErrors, TableRow
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, counted
 from bert_jax.inference.comparison import Comparison
 from bert_jax.tasks.family import Encoded, Record, Split, content_hash
 from bert_jax.tasks.labels import number_of
@@ -89,8 +89,8 @@ def read_tuples(
                 raise UserError(
                     "embedding.score_ignored",
                     f'found the column "{column}" in {row.path}, but the loss info_nce takes '
-                    "every pair as texts that fit. Use loss.kind cosent or cosine. Or keep the "
-                    "pairs that fit, without this column.",
+                    "every pair as texts that fit. Keep these pairs, without the column. Or use "
+                    "the kind embedding with the loss cosent or cosine.",
                     place="task.score",
                 )
         texts = tuple(text_of(row, name) for _, name in columns.texts)
@@ -150,11 +150,12 @@ def teacher_of(row: TableRow, columns: TeacherColumns, widths: list[int]) -> np.
             numbers = np.concatenate([np.zeros(1, np.float32), -numbers])
         allowed = [columns.passages]
     if not known or len(numbers) not in allowed:
-        wanted = f"{allowed[0]} numbers" if allowed else "a list of numbers"
-        margins = f", or {allowed[0] - 1} differences to the first one" if columns.margins else ""
+        wanted = counted(allowed[0], "number") if allowed else "a list of numbers"
+        if columns.margins:
+            wanted += f", or {counted(allowed[0] - 1, 'difference')} to the first one"
         raise RowError(
             "embedding.teacher",
-            f"found {values!s:.60}, allowed: {wanted}{margins}",
+            f"found {values!s:.60}, allowed: {wanted}",
             place=f'{row.place}: column "{columns.names[0]}"',
         )
     return numbers

@@ -196,3 +196,12 @@ def test_a_run_encodes_and_ranks(run: Path, tmp_path: Path) -> None:
     ok("features", run, tmp_path / "queries.txt", tmp_path / "q.jsonl", "--prompt", "query")
     line = json.loads((tmp_path / "q.jsonl").read_text())
     assert line["tokens"] == ["[CLS]", "word30", "word2", "word4", "[SEP]", "[MASK]", "[MASK]"]
+
+
+def test_a_projection_of_another_kind_starts_fresh(run: Path, tmp_path: Path) -> None:
+    """Its width is equal, but only sentence embeddings have a bias."""
+    values = embedding_config(tmp_path, rows=32, projection=16)
+    values["finetune"] |= {"init_from": str(run), "epochs": 1}
+    said = ok("finetune", write_config(tmp_path / "config.yaml", values))
+    assert "the embedding head starts fresh" in said
+    assert bert_jax.load(tmp_path / "tuned").encode("word1").shape == (16,)

@@ -321,6 +321,11 @@ def test_a_malformed_row_is_named_or_skipped(
             "task.loss.teacher_temperature",
         ),
         (
+            {"score": "s", "loss": {"kind": "cosine", "temperature": 0.1}},
+            "setting.ignored",
+            "task.loss.temperature",
+        ),
+        (
             {"score": "s", "loss": {"kind": "cosine", "symmetric": True}},
             "setting.ignored",
             "task.loss.symmetric",
