@@ -36,7 +36,8 @@ def mining_texts(rows: Iterable[TextTuple], corpus: Iterable[str]) -> MiningText
     pairs = {(add(row.texts[0], anchors), add(row.texts[1], texts)): None for row in rows}
     own = [(at, texts[words][0]) for words, (at, _) in anchors.items() if words in texts]
     found = [np.asarray(each, np.int64).reshape(-1, 2) for each in ([*pairs], own)]
-    return MiningTexts(*([text for _, text in each.values()] for each in (anchors, texts)), *found)
+    spelled = [[text for _, text in each.values()] for each in (anchors, texts)]
+    return MiningTexts(spelled[0], spelled[1], *found)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
