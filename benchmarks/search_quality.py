@@ -11,6 +11,7 @@ continues it.
 """
 
 import argparse
+import importlib
 import json
 import random
 import re
@@ -18,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import bm25s
 import numpy as np
 import pytrec_eval
 from rich.console import Console
@@ -118,6 +118,7 @@ class Study:
         return self._records()
 
     def _lexical(self) -> dict[int, dict[int, float]]:
+        bm25s = importlib.import_module("bm25s")  # no requirement of this repository
         index = bm25s.BM25()
         index.index(bm25s.tokenize(self._passages, stopwords="en", show_progress=False))
         asked = bm25s.tokenize(
@@ -231,11 +232,15 @@ class Study:
 
     def _records(self) -> list[Measured]:
         path = self._into / "results.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [Measured.model_validate_json(each) for each in lines]
+        return read_records(path) if path.exists() else []
 
     def _missing(self, arm: str, seed: int) -> bool:
         return not any((each.arm, each.seed) == (arm, seed) for each in self._records())
+
+
+def read_records(path: Path) -> list[Measured]:
+    """Returns the measurements of a study."""
+    return [Measured.model_validate_json(each) for each in path.read_text().splitlines()]
 
 
 def seconds_of(run: Path) -> float:
