@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from bert_jax.errors import UserError
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.task import Batch, Metrics
 from bert_jax.tasks.batches import WEIGHTS
@@ -19,6 +20,17 @@ class LateInteractionTask(VectorTask):
     """Late interaction."""
 
     training: LateInteractionLossSection
+
+    def __post_init__(self) -> None:
+        """Raises UserError for unattended masks with DeBERTa, because no export could have them."""
+        how = self.heads.late_interaction
+        if self.architecture.kind == "deberta" and how and how.query_expansion == "unattended":
+            raise UserError(
+                "late_interaction.unattended",
+                "found unattended with DeBERTa, in which Hugging Face lets such tokens attend to "
+                "no token. Use attended.",
+                place="finetune.task.query_expansion",
+            )
 
     def loss_of(
         self, model: EncoderModel, vectors_BN: jax.Array, batch: Batch, *, step: jax.Array | None

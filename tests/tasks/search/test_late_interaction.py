@@ -27,7 +27,7 @@ from bert_jax.tasks.late_interaction.section import LateInteractionLossSection
 from bert_jax.tasks.late_interaction.task import LateInteractionTask
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.state import define_model
-from tests.project import ok, write_config
+from tests.project import ok, refuses, write_config
 from tests.report.strict_html import read, words
 from tests.support import small_encoder
 from tests.tasks.search.data import embedding_config
@@ -131,6 +131,11 @@ def test_a_token_to_which_no_token_attends_changes_no_other(kind: str) -> None:
     assert not alone[:, 4:].any()
     np.testing.assert_allclose(np.linalg.norm(filled, axis=-1), 1, atol=1e-6)
     assert abs(filled[:, 4:] - seen[:, 4:]).max() > 1e-2
+
+
+def test_unattended_masks_with_deberta_are_refused_before_training() -> None:
+    with refuses("late_interaction.unattended", place="finetune.task.query_expansion"):
+        task_of(kind="deberta", query_expansion="unattended")
 
 
 @pytest.fixture(scope="module")
