@@ -150,10 +150,7 @@ def _answers(trial: RunConfig, directory: Path) -> Iterator[Answer]:
         yield Answer("resume", "differs", "the run started again at step 0")
     else:
         exact = devices.facts["backend"] == "cpu"
-        again = _losses(run_dir)
-        found = _difference(losses, again)
-        said = "differs" if found > (0.0 if exact else _TOLERANCE) else "ok"
-        yield Answer("resume", said, f"from the middle: {_compared(found)}", _shown(again))
+        yield _resumed(losses, _losses(run_dir), exact=exact)
 
     plain = directory / "plain"
     changes = [*_PLAIN, f"run_dir={json.dumps(str(plain))}"]
@@ -250,6 +247,12 @@ def _falling(losses: Sequence[float]) -> Answer:
     first, last = statistics.fmean(losses[:part]), statistics.fmean(losses[-part:])
     text = f"mean {first:.4f} in the first quarter of {len(losses)} steps, {last:.4f} in the last"
     return Answer("loss", "ok" if last < first else "differs", text, _shown(losses))
+
+
+def _resumed(losses: Sequence[float], again: Sequence[float], *, exact: bool) -> Answer:
+    found = _difference(losses, again)
+    said = "differs" if found > (0.0 if exact else _TOLERANCE) else "ok"
+    return Answer("resume", said, f"from the middle: {_compared(found)}", _shown(again))
 
 
 def _kernels(losses: Sequence[float], plain: Sequence[float], *, used: bool) -> Answer:
