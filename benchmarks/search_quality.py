@@ -216,7 +216,7 @@ class Study:
         found: Mapping[int, Mapping[int, float]],
         spent: tuple[float, int],
     ) -> None:
-        # The passages begin with those of the held-out queries.
+        # The first passages belong to the held-out queries.
         judged = {str(query): {str(query): 1} for query in range(len(self._held))}
         evaluator = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10"})
         ranking = {

@@ -70,7 +70,7 @@ class VectorComparison(Comparison[PoolingSection]):
 
 
 class SparseVector(NamedTuple):
-    """The pieces of a text that have a weight. The names are those of a row of `csr_array`."""
+    """The pieces of a text that have a weight. A row of `csr_array` has the same names."""
 
     indices: np.ndarray  # int32 [active]: ids of pieces, increasing
     data: np.ndarray  # float32 [active]: their weights

@@ -77,7 +77,7 @@ class _Expansion(Section):
 
 
 class _Transformer(TransformerSettings):
-    """Settings of Transformer, with those of queries and documents."""
+    """Settings of Transformer, and of queries and documents."""
 
     query_length: int | None = pydantic.Field(default=None, ge=4)
     document_length: int | None = pydantic.Field(default=None, ge=4)

@@ -2,7 +2,7 @@
 
 import abc
 import math
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.initial import Constant
-from bert_jax.model.layers import Dense, param
+from bert_jax.model.layers import Dense, Linear, param
 from bert_jax.model.pooling import pooled_states, position_of, unit_length
 from bert_jax.model.section import Execution
 from bert_jax.model.text_head import PoolingSection, VectorHeadSection
@@ -25,11 +25,17 @@ SettingsT = TypeVar("SettingsT", bound=VectorHeadSection)
 class VectorHead(nnx.Module, Generic[SettingsT]):
     """From a text's states to what a search compares, in float32."""
 
+    layer: ClassVar[type[Linear]] = Dense
+    """The class of the projection `dense`, if the settings have one."""
+
     def __init__(
         self, *, settings: SettingsT, architecture: EncoderArchitecture, execution: Execution
     ) -> None:
-        del architecture, execution
         self.settings = settings
+        if (width := settings.parameters.get("dense")) is not None:
+            precise = execution.model_copy(update={"dtype": "float32"})
+            size, axes = (architecture.hidden_size, width), ("embed", "classes")
+            self.dense = self.layer(size, axes, architecture=architecture, execution=precise)
 
     def read_positions(
         self, segment_ids: Int[Array, "batch length"]
@@ -81,10 +87,6 @@ class EmbeddingHead(VectorHead[PoolingSection]):
         execution: Execution,
     ) -> None:
         super().__init__(settings=settings, architecture=architecture, execution=execution)
-        if settings.projection is not None:
-            precise = execution.model_copy(update={"dtype": "float32"})
-            size, axes = (architecture.hidden_size, settings.projection), ("embed", "classes")
-            self.dense = Dense(size, axes, architecture=architecture, execution=precise)
         if settings.temperature is not None:
             # The log of 1/temperature. Parameters named "scale" have no weight decay.
             self.scale = param((1,), ("classes",), Constant(-math.log(settings.temperature)))

@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.embedding_head import VectorHead
 from bert_jax.model.layers import Linear
 from bert_jax.model.pooling import unit_length
-from bert_jax.model.section import Execution
 from bert_jax.model.text_head import TokenVectorsSection
 
 if TYPE_CHECKING:
@@ -27,18 +25,7 @@ _COSINES_AT_ONCE: Final = 1 << 24  # float32: 64 MiB, over all devices
 class LateInteractionHead(VectorHead[TokenVectorsSection]):
     """A linear layer in float32, and vectors of length 1. Vectors of padding are 0."""
 
-    def __init__(
-        self,
-        *,
-        settings: TokenVectorsSection,
-        architecture: EncoderArchitecture,
-        execution: Execution,
-    ) -> None:
-        super().__init__(settings=settings, architecture=architecture, execution=execution)
-        if settings.projection is not None:
-            precise = execution.model_copy(update={"dtype": "float32"})
-            size, axes = (architecture.hidden_size, settings.projection), ("embed", "classes")
-            self.dense = Linear(size, axes, architecture=architecture, execution=precise)
+    layer = Linear
 
     def __call__(
         self,

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 import pydantic
 
 from bert_jax.model.section import HeadsSection
-from bert_jax.model.text_head import Pool, PoolingSection, TextHeadSection
+from bert_jax.model.text_head import Pool, PoolingSection
 from bert_jax.section import refuse_ignored
 from bert_jax.tasks.family import ViewOfSplit
-from bert_jax.tasks.search.section import VectorLossSection, VectorSearchSection
 from bert_jax.tasks.search.tuples import TeacherColumns
+from bert_jax.tasks.search.vector_section import VectorLossSection, VectorSearchSection
 from bert_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class EmbeddingSection(VectorSearchSection):
     `dev` and `test` are tables like `train`, or directories in the layout of BEIR.
     """
 
+    head_type = PoolingSection
+
     kind: Literal["embedding"] = "embedding"
     pool: Pool | None = None
     """How the states of a text become one vector: `mean` of all tokens, first token (`cls`) or
@@ -117,16 +119,11 @@ class EmbeddingSection(VectorSearchSection):
         del steps
         return EmbeddingTask(training=self.loss, chunks=accumulation, **parts)
 
-    def head(self, found: TextHeadSection | None, tokenizer: Tokenizer) -> PoolingSection:
-        """Returns how the trained model computes vectors. `found`: how the checkpoint does."""
-        del tokenizer
-        names = ("pool", "normalize", "projection", "query_prefix", "passage_prefix")
-        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
-        asked["temperature"] = self.loss.temperature if self.loss.learn_temperature else None
-        if self.normalize is not None:
-            asked["similarity"] = None
-        known = found if isinstance(found, PoolingSection) else PoolingSection()
-        return known.model_copy(update=asked)
+    def head_changes(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Returns what the settings change in the head. `normalize` also chooses the similarity."""
+        changes = super().head_changes(tokenizer)
+        changes["temperature"] = self.loss.temperature if self.loss.learn_temperature else None
+        return changes if self.normalize is None else changes | {"similarity": None}
 
     def heads(self, head: PoolingSection) -> HeadsSection:
         """Returns the heads of the trained model."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 
 from bert_jax.model.section import HeadsSection
-from bert_jax.model.text_head import TextHeadSection, TokenVectorsSection
+from bert_jax.model.text_head import TokenVectorsSection
 from bert_jax.tasks.family import ViewOfSplit
-from bert_jax.tasks.search.section import VectorLossSection, VectorSearchSection
+from bert_jax.tasks.search.vector_section import VectorLossSection, VectorSearchSection
 from bert_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class LateInteractionSection(VectorSearchSection):
     BEIR.
     """
 
+    head_type = TokenVectorsSection
+
     kind: Literal["late_interaction"] = "late_interaction"
     projection: int | None = pydantic.Field(default=None, ge=1)
     """Width of the vectors. By default, as in the checkpoint, or 128."""
@@ -62,17 +64,15 @@ class LateInteractionSection(VectorSearchSection):
 
         return LateInteractionTask(training=self.loss, chunks=accumulation, **parts)
 
-    def head(self, found: TextHeadSection | None, tokenizer: Tokenizer) -> TokenVectorsSection:
-        """Returns how the trained model computes vectors. `found`: how the checkpoint does."""
-        names = ("projection", "query_length", "query_prefix", "passage_prefix", "query_expansion")
-        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
+    def head_changes(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Returns what the settings change in the head. The tokenizer knows the punctuation."""
+        changes = super().head_changes(tokenizer)
         if self.query_expansion == "none":
-            asked["query_expansion"] = None
+            changes["query_expansion"] = None
         if self.skip_punctuation is not None:
             pieces = string.punctuation if self.skip_punctuation else ""
-            asked["skipped"] = tokenizer.ids_of([*pieces])
-        known = found if isinstance(found, TokenVectorsSection) else TokenVectorsSection()
-        return known.model_copy(update=asked)
+            changes["skipped"] = tokenizer.ids_of([*pieces])
+        return changes
 
     @property
     def view(self) -> "ViewOfSplit":

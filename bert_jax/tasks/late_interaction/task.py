@@ -8,11 +8,8 @@ import jax.numpy as jnp
 from bert_jax.errors import UserError
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.task import Batch, Metrics
-from bert_jax.tasks.batches import WEIGHTS
 from bert_jax.tasks.late_interaction.section import LateInteractionLossSection
-from bert_jax.tasks.search import losses
 from bert_jax.tasks.search.task import VectorTask
-from bert_jax.tasks.search.tuples import TEXTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,13 +38,4 @@ class LateInteractionTask(VectorTask):
         skipped = jnp.asarray(model.heads.late_interaction.skipped, jnp.int32)
         skipped_BNL = jnp.isin(batch["input_ids"], skipped).at[:, 0].set(False)
         vectors_BN = jnp.where(skipped_BNL[..., None], 0, vectors_BN)
-        if self.training.taught:
-            return self.taught_loss(model, vectors_BN, batch), {}
-        loss = losses.info_nce(
-            vectors_BN,
-            batch[TEXTS][:, 0],
-            batch[WEIGHTS],
-            compare=model.embedding.compare,
-            scale=1 / self.training.temperature,
-        )
-        return loss, {}
+        return self.similarity_loss(model, vectors_BN, batch), {}

@@ -44,7 +44,7 @@ def mining_texts(rows: Iterable[TextTuple], corpus: Iterable[str]) -> MiningText
 class MiningRule:
     """Which texts become negatives.
 
-    A score of None is no limit. Margins are below the lowest score of the anchor's positives.
+    None is no limit. Margins are below the lowest score of the anchor's positives.
     """
 
     negatives: int
@@ -64,8 +64,9 @@ class MiningRule:
     def choose(self, anchor: str, scores: np.ndarray, positive: float) -> np.ndarray:
         """Returns at most `negatives` indices of candidates, best first.
 
-        `scores` are those of the candidates, [pool], and -inf for none. `positive` is the lowest
-        score of the anchor's positives. Equal to `mine_hard_negatives` in sentence-transformers.
+        `scores` has the candidates' scores, [pool], and -inf in free places. `positive` is the
+        lowest score of the anchor's positives. Equal to `mine_hard_negatives` in
+        sentence-transformers.
         """
         kept = scores > -np.inf
         if self.margin is not None:

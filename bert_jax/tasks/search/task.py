@@ -13,8 +13,8 @@ from bert_jax.parallel.sharding_rules import constrain, gathered
 from bert_jax.task import Batch, Metrics, Rngs, Sums
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
 from bert_jax.tasks.search import losses
-from bert_jax.tasks.search.section import VectorLossSection
-from bert_jax.tasks.search.tuples import TEACHER
+from bert_jax.tasks.search.tuples import TEACHER, TEXTS
+from bert_jax.tasks.search.vector_section import VectorLossSection
 from bert_jax.tasks.task import FinetuneTask, logits
 from bert_jax.train.state import define_model
 from bert_jax.train.step import cut, part_key
@@ -67,6 +67,20 @@ class VectorTask(FinetuneTask):
         `vectors_BN` are the results of `VectorHead` for the texts of all rows, float32 [B, N, ...].
         For `step`, see `Rngs`.
         """
+
+    def similarity_loss(
+        self, model: EncoderModel, vectors_BN: jax.Array, batch: Batch
+    ) -> jax.Array:
+        """Returns the loss of a kind that is `VectorLossSection.taught`, or `info_nce`."""
+        if self.training.taught:
+            return self.taught_loss(model, vectors_BN, batch)
+        return losses.info_nce(
+            vectors_BN,
+            batch[TEXTS][:, 0],
+            batch[WEIGHTS],
+            compare=model.embedding.compare,
+            scale=1 / self.training.temperature,
+        )
 
     def taught_loss(self, model: EncoderModel, vectors_BN: jax.Array, batch: Batch) -> jax.Array:
         """Returns the loss of a kind that is `VectorLossSection.taught`."""

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 
 from bert_jax.model.section import HeadsSection
-from bert_jax.model.text_head import SparseHeadSection, TextHeadSection
+from bert_jax.model.text_head import SparseHeadSection
 from bert_jax.tasks.family import ViewOfSplit
-from bert_jax.tasks.search.section import VectorLossSection, VectorSearchSection
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tasks.search.vector_section import VectorLossSection, VectorSearchSection
 
 if TYPE_CHECKING:
     from bert_jax.tasks.sparse.task import SparseTask
@@ -42,6 +41,8 @@ class SparseSection(VectorSearchSection):
     `dev` and `test` are tables like `train`, or directories in the layout of BEIR.
     """
 
+    head_type = SparseHeadSection
+
     kind: Literal["sparse"] = "sparse"
     activation: Literal["relu", "log1p_relu"] | None = None
     """Function of the logits before log(1 + x), see `model.heads.sparse`. By default, as in the
@@ -58,14 +59,6 @@ class SparseSection(VectorSearchSection):
 
         warmup = round(steps * self.loss.flops_warmup_fraction)
         return SparseTask(training=self.loss, warmup=warmup, chunks=accumulation, **parts)
-
-    def head(self, found: TextHeadSection | None, tokenizer: Tokenizer) -> SparseHeadSection:
-        """Returns how the trained model computes vectors. `found`: how the checkpoint does."""
-        del tokenizer
-        names = ("activation", "top_k", "query_prefix", "passage_prefix")
-        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
-        known = found if isinstance(found, SparseHeadSection) else SparseHeadSection()
-        return known.model_copy(update=asked)
 
     def heads(self, head: SparseHeadSection) -> HeadsSection:
         """Returns the heads of the trained model."""

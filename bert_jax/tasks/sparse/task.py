@@ -11,7 +11,6 @@ from bert_jax.task import Batch, Metrics
 from bert_jax.tasks.batches import WEIGHTS
 from bert_jax.tasks.search import losses
 from bert_jax.tasks.search.task import VectorTask
-from bert_jax.tasks.search.tuples import TEXTS
 from bert_jax.tasks.sparse.section import SparseLossSection
 
 
@@ -38,16 +37,7 @@ class SparseTask(VectorTask):
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss with its regularisers; the regularisers and the active pieces."""
         training, weights_B = self.training, batch[WEIGHTS]
-        if training.taught:
-            loss = self.taught_loss(model, vectors_BN, batch)
-        else:
-            loss = losses.info_nce(
-                vectors_BN,
-                batch[TEXTS][:, 0],
-                weights_B,
-                compare=model.embedding.compare,
-                scale=1 / training.temperature,
-            )
+        loss = self.similarity_loss(model, vectors_BN, batch)
         rise = 1.0 if step is None else jnp.minimum(step / max(self.warmup, 1), 1) ** 2
         metrics: Metrics = {}
         for name, texts, weight in (
