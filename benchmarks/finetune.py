@@ -166,7 +166,9 @@ class Ours:
     def _take(self, batch: Any) -> int:
         self._shapes.add(batch["segment_ids"].shape)
         self.pieces += count_tokens(batch)
-        self.positions += batch["segment_ids"].size
+        self.positions += sum(
+            ids.size for name, ids in batch.items() if name.endswith("segment_ids")
+        )
         on_devices = to_devices(batch, batch_sharding(self.mesh), shares=1)
         with jax.set_mesh(self.mesh):
             self.state, figures = self.run(self.state, on_devices, StepLimits(), self.schedule, {})

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Final
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
 from bert_jax.model.architecture import Activation, EncoderArchitecture, PostNormArchitecture
@@ -16,6 +16,7 @@ from bert_jax.model.cross_entropy import (
     decoded_cross_entropy,
 )
 from bert_jax.model.initial import Constant, TruncatedNormal
+from bert_jax.model.largest_logits import cpu_largest_logits, largest_logits
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param
 from bert_jax.model.section import Dtype, Execution, Implementation
 from bert_jax.model.tied_embedding import decoded, shares_of
@@ -80,13 +81,30 @@ class MlmDecoder(nnx.Module):
         )
         return Scored(*(each.reshape(labels_BP.shape) for each in flat))
 
+    def largest(
+        self,
+        hidden_BPD: Float[Array, "batch tokens hidden"],
+        table_VD: Float[Array, "vocab embedding"],
+        shares_SVD: Float[Array, "devices vocab embedding"],
+        is_token_BP: Bool[Array, "batch tokens"],
+    ) -> Float[Array, "batch vocab"]:
+        """Returns the largest logit of each piece over the tokens of a text, see `largest_logits`.
+
+        For the shares, see `tied_embedding`.
+        """
+        core = cpu_largest_logits if self._on_one_cpu else largest_logits
+        found_BV = core(self.rows(hidden_BPD), table_VD, shares_SVD, is_token_BP)
+        return constrain(add_bias(found_BV, self._bias(len(table_VD))), "batch", "vocab")
+
+    @property
+    def _on_one_cpu(self) -> bool:
+        return self.dtype == "float32" and on_one_cpu() and parts_in_use("vocab") == 1
+
     def _core(self) -> Callable[[Array, Array, Array, Array, Array], Scored] | None:
         """Returns the function that computes both logits and losses, or None for plain JAX."""
         if self.loss == "fused":
             return decoded_cross_entropy
-        if self.dtype == "float32" and on_one_cpu() and parts_in_use("vocab") == 1:
-            return cpu_cross_entropy
-        return None
+        return cpu_cross_entropy if self._on_one_cpu else None
 
     def _logits(self, rows_BPD: Array, table_VD: Array, shares_SVD: Array) -> Array:
         logits_NV = add_bias(
@@ -130,6 +148,14 @@ class UntiedDecoder(MlmDecoder):
         del table_VD, shares_SVD
         own = self.word[...]
         return super().scored(hidden_BPD, own, shares_of(own, self.gradient_dtype), labels_BP)
+
+    def largest(
+        self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array, is_token_BP: Array
+    ) -> Array:
+        """Returns the logits, see `MlmDecoder`. The embedding table and its shares have no use."""
+        del table_VD, shares_SVD
+        own = self.word[...]
+        return super().largest(hidden_BPD, own, shares_of(own, self.gradient_dtype), is_token_BP)
 
 
 class BiasedUntiedDecoder(UntiedDecoder):

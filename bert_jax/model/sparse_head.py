@@ -69,9 +69,7 @@ def _largest_logits(
     def part(largest_BV: Array, tokens: tuple[Array, Array]) -> tuple[Array, None]:
         hidden_BPD, is_token_BP = tokens
         rows_BPD = model.decoder_input(constrain(hidden_BPD, "batch", "length", "hidden"))
-        logits_BPV = model.mlm(rows_BPD, table_VD, shares_SVD)
-        outside_BP1 = jnp.where(is_token_BP, 0.0, NO_PIECE)[..., None]
-        found_BV = constrain(_first_largest(logits_BPV + outside_BP1), "batch", "vocab")
+        found_BV = model.mlm.largest(rows_BPD, table_VD, shares_SVD, is_token_BP)
         return jnp.where(found_BV > largest_BV, found_BV, largest_BV), None
 
     tokens = hidden_BLD, is_token_BL
@@ -79,29 +77,3 @@ def _largest_logits(
     if not isinstance(hidden_BLD.shape[0], int):  # exported for any batch size
         return part(none_BV, tokens)[0]
     return jax.lax.scan(part, none_BV, token_parts(tokens, most=_MOST_TOKENS))[0]
-
-
-@jax.custom_vjp
-def _first_largest(logits_BPV: Array) -> Array:
-    """Returns the maximum over the axis P. Its gradient belongs to the first of equal logits.
-
-    So the backward pass does not need the logits.
-    """
-    return logits_BPV.max(axis=1)
-
-
-def _first_largest_forward(logits_BPV: Array) -> tuple[Array, tuple[Array, Array]]:
-    largest_BV = logits_BPV.max(axis=1)
-    places_P = jnp.arange(logits_BPV.shape[1])
-    # Two reductions, because XLA's CPU compiler emits a scalar loop for an argmax.
-    is_largest_BPV = logits_BPV == largest_BV[:, None]
-    first_BV = jnp.where(is_largest_BPV, places_P[:, None], len(places_P)).min(axis=1)
-    return largest_BV, (first_BV, places_P)
-
-
-def _first_largest_backward(kept: tuple[Array, Array], gradient_BV: Array) -> tuple[Array]:
-    first_BV, places_P = kept
-    return (jnp.where(first_BV[:, None] == places_P[:, None], gradient_BV[:, None], 0.0),)
-
-
-_first_largest.defvjp(_first_largest_forward, _first_largest_backward)

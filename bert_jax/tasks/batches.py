@@ -12,7 +12,7 @@ from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.data.loader.data_position import PositionedBatches
 from bert_jax.data.loader.loader import Batches, background_batches
 from bert_jax.data.rows.collate import collate_tokens, pad_rows, stack_rows
-from bert_jax.inference.lengths import choose_lengths, fitting
+from bert_jax.inference.lengths import bucket_of, buckets_up_to, choose_lengths, fitting
 from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.task import Row
 from bert_jax.tasks.family import NO_LABEL, Encoded, Split
@@ -22,6 +22,13 @@ WEIGHTS: Final = "row_weights"
 # Keys of the model inputs in a batch.
 INPUTS: Final = ("input_ids", "token_type_ids", "segment_ids")
 
+# Keys of the first sequences, by the key of the others, if the first ones are apart.
+FIRST: Final = {name: f"first_{name}" for name in INPUTS}
+
+# The first sequences are apart if that saves this share of the positions, because a program with
+# two batches takes longer to compile.
+_LEAST_SAVING: Final = 0.1
+
 # 1 / golden ratio: the fractional parts of its multiples are spread evenly over 0 to 1.
 _GOLDEN: Final = 0.6180339887
 
@@ -29,8 +36,9 @@ _GOLDEN: Final = 0.6180339887
 class PlannedBatch(NamedTuple):
     """The rows of a batch, and their padded length."""
 
-    length: int  # positions per row, including padding
+    length: int  # positions per sequence, including padding
     rows: np.ndarray  # indices in the split, int64 [<= batch_size]
+    parts: tuple[int, int] | None = None  # positions of the first and of each other sequence
 
 
 class EpochPlan:
@@ -44,6 +52,9 @@ class EpochPlan:
     An epoch uses every row once, in ``ceil(rows / batch_size)`` batches. One batch may be smaller
     than `batch_size`. The seed changes the rows of the batches, but not their lengths, so runs with
     different seeds share compiled programs.
+
+    If the first sequence of most rows is much shorter than the others, as a query is shorter than
+    its passages, it is padded to a shorter length, which follows from the length of the batch.
     """
 
     def __init__(
@@ -54,8 +65,13 @@ class EpochPlan:
         max_length: int,
         seed: int,
         cost: ShapeCost,
+        parts: np.ndarray | None = None,
+        sequences: int = 1,
     ) -> None:
-        """Chooses the padded lengths. `lengths` are the numbers of pieces per row."""
+        """Chooses the padded lengths. `lengths` are the numbers of pieces per row.
+
+        For `parts`, see `Split.parts`. `sequences` is the number of sequences of a row.
+        """
         self.batch_size = batch_size
         self.steps = -(-len(lengths) // batch_size)
         self._seed, self._lengths = seed, lengths
@@ -64,8 +80,19 @@ class EpochPlan:
         self._ends = len(lengths) - batch_size * np.arange(self.steps)[::-1]
         self._padded = fitting(np.sort(lengths)[self._ends - 1], chosen)
         self.shapes = frozenset(self._padded.tolist())  # padded lengths, equal for all seeds
-        # Mean number of positions per row, including padding.
+        self._apart: dict[int, tuple[int, int]] = {}
+        # Mean number of positions per sequence, including padding.
         self.mean_length = float(self._padded.mean())
+        if parts is not None:
+            buckets = buckets_up_to(max_length)
+            apart: dict[int, tuple[int, int]] = {}
+            for length in self.shapes:
+                first, other = parts[lengths <= length].max(axis=0)
+                apart[length] = bucket_of(first, buckets), bucket_of(other, buckets)
+            firsts, others = np.asarray([apart[length] for length in self._padded.tolist()]).T
+            mean = float((firsts + (sequences - 1) * others).mean() / sequences)
+            if mean <= (1 - _LEAST_SAVING) * self.mean_length:
+                self._apart, self.mean_length = apart, mean
         self._planned = functools.lru_cache(maxsize=1)(self._plan)
 
     def batch(self, step: int) -> PlannedBatch:
@@ -82,7 +109,10 @@ class EpochPlan:
         batches = np.split(rows, self._ends[:-1])
         start = rng.stream(0, "finetune batches", epoch).random()
         order = np.argsort(np.argsort((start + _GOLDEN * np.arange(self.steps)) % 1))
-        return [PlannedBatch(int(self._padded[at]), batches[at]) for at in order]
+        lengths = self._padded.tolist()
+        return [
+            PlannedBatch(lengths[at], batches[at], self._apart.get(lengths[at])) for at in order
+        ]
 
 
 class TrainBatches(PositionedBatches):
@@ -106,7 +136,13 @@ class TrainBatches(PositionedBatches):
         loads its `share` of each batch. `cost` is the cost of compiling a batch shape.
         """
         self.plan = EpochPlan(
-            split.lengths, batch_size=batch_size, max_length=max_length, seed=seed, cost=cost
+            split.lengths,
+            batch_size=batch_size,
+            max_length=max_length,
+            seed=seed,
+            cost=cost,
+            parts=split.parts,
+            sequences=1 if split.parts is None else len(split.row(0).sequences),
         )
         self._split, self._pad_id, self._unit, self._share = split, pad_id, unit, share
         lengths = hashlib.blake2b(split.lengths.tobytes(), digest_size=8).hexdigest()
@@ -132,6 +168,7 @@ class TrainBatches(PositionedBatches):
             batch_size=size // self._share.count,
             length=planned.length,
             pad_id=self._pad_id,
+            parts=planned.parts,
         )
 
     def batches(self, *, first_step: int, run: range | None = None) -> Batches[Row]:
@@ -143,14 +180,32 @@ class TrainBatches(PositionedBatches):
         return background_batches(self.make, first_step=first_step)
 
 
-def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int) -> Row:
+def collate(
+    split: Split,
+    rows: np.ndarray,
+    *,
+    batch_size: int,
+    length: int,
+    pad_id: int,
+    parts: tuple[int, int] | None = None,
+) -> Row:
     """Returns a batch of labelled rows, padded to `batch_size` with rows of weight 0.
 
     The batch has the inputs of `collate_inputs`, ``row_weights`` float32 [batch_size], and an array
-    per target in `Encoded.targets`.
+    per target in `Encoded.targets`. With `parts` (see `PlannedBatch`), the first sequences have the
+    keys of `FIRST`, and the inputs, [batch_size, sequences - 1, length], are the others.
     """
     encoded, like = _encoded(split, rows)
-    batch = _inputs(encoded, like, batch_size=batch_size, length=length, pad_id=pad_id)
+    sizes = {"batch_size": batch_size, "pad_id": pad_id}
+    if parts is None:
+        batch = _inputs(encoded, like, length=length, **sizes)
+    else:
+        first, batch = (
+            _inputs([each.of(part) for each in encoded], like.of(part), length=part_length, **sizes)
+            for part, part_length in zip((slice(1), slice(1, None)), parts, strict=True)
+        )
+        batch = {name: ids.reshape(batch_size, -1, parts[1]) for name, ids in batch.items()}
+        batch |= {FIRST[name]: ids for name, ids in first.items()}
     batch[WEIGHTS] = (np.arange(batch_size) < len(rows)).astype(np.float32)
     for name, first in like.targets.items():
         values = [row.targets[name] for row in encoded]

@@ -59,11 +59,18 @@ class Encoded(NamedTuple):
     # piece; batches pad it with NO_LABEL. Other targets have the same shape in every row.
     targets: Mapping[str, np.ndarray | int | float]
 
+    def of(self, part: slice) -> "Encoded":
+        """Returns a row with some of the sequences."""
+        return self._replace(sequences=self.sequences[part], seconds=self.seconds[part])
+
 
 class Split:
     """The rows of one file. A long example may have several rows, its windows."""
 
     lengths: np.ndarray  # number of pieces in the longest sequence, int32 [rows]
+    # Pieces of the first sequence and of the longest other one, int32 [rows, 2], if a model may
+    # read the first one in a batch of its own.
+    parts: np.ndarray | None = None
     examples: int  # number of examples
     fingerprint: str  # hash of the texts, the labels and their order
     findings: Mapping[str, int]  # {remark about the data: number of cases}

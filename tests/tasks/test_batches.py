@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.host_share import HostShare
+from bert_jax.data.rows.collate import count_tokens
 from bert_jax.inference.lengths import buckets_up_to
 from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.tasks.batches import WEIGHTS, EpochPlan, TrainBatches, collate
@@ -38,12 +39,9 @@ class Rows(Split):
         return Encoded(ids, [size // 2] * self._choices, {"label": label})
 
 
-def plan(
-    lengths: Sequence[int], *, batch_size: int = 4, seed: int = 0, cost: ShapeCost = CHEAP
-) -> EpochPlan:
-    return EpochPlan(
-        np.asarray(lengths), batch_size=batch_size, max_length=MAX_LENGTH, seed=seed, cost=cost
-    )
+def plan(lengths: Sequence[int], **changes: Any) -> EpochPlan:
+    values = {"batch_size": 4, "max_length": MAX_LENGTH, "seed": 0, "cost": CHEAP, **changes}
+    return EpochPlan(np.asarray(lengths), **values)
 
 
 def rows_of(made: EpochPlan, step: int) -> list[int]:
@@ -74,6 +72,56 @@ def test_batch_lengths_do_not_depend_on_the_seed(lengths: list[int], seed: int) 
     one, other = plan(lengths), plan(lengths, seed=seed)
     steps = range(2 * one.steps)
     assert [one.batch(at).length for at in steps] == [other.batch(at).length for at in steps]
+
+
+@given(
+    parts=st.lists(
+        st.tuples(st.integers(3, MAX_LENGTH), st.integers(3, MAX_LENGTH)), min_size=1, max_size=120
+    ),
+    scale=st.integers(1, 20),
+    sequences=st.integers(2, 4),
+)
+@settings(deadline=None, max_examples=60)
+def test_short_first_sequences_are_apart_if_that_saves_a_tenth(
+    parts: list[tuple[int, int]], scale: int, sequences: int
+) -> None:
+    both = np.asarray([(max(3, first // scale), other) for first, other in parts], np.int32)
+    lengths = both.max(axis=1).tolist()
+    made = [plan(lengths, seed=seed, parts=both, sequences=sequences) for seed in (0, 1)]
+    together = plan(lengths)
+    found = [made[0].batch(at) for at in range(made[0].steps)]
+    assert [each.parts for each in found] == [
+        made[1].batch(at).parts for at in range(made[1].steps)
+    ]
+    assert len({each.parts for each in found}) <= len(together.shapes)
+    if found[0].parts is None:
+        assert made[0].mean_length == together.mean_length
+        return
+    for each in found:
+        assert each.parts is not None
+        assert (both[each.rows] <= each.parts).all()
+    positions = [first + (sequences - 1) * other for first, other in (e.parts for e in found)]
+    assert made[0].mean_length == pytest.approx(np.mean(positions) / sequences)
+    assert made[0].mean_length <= 0.9 * together.mean_length
+
+
+def test_first_sequences_that_are_apart_have_their_own_keys() -> None:
+    batch = collate(
+        Rows([6, 5], choices=3),
+        np.asarray([1, 0]),
+        batch_size=3,
+        length=6,
+        pad_id=9,
+        parts=(6, 5),
+    )
+    assert batch["first_input_ids"].tolist() == [
+        [1, 2, 3, 4, 5, 9],
+        [1, 2, 3, 4, 5, 6],
+        [9] * 6,
+    ]
+    assert batch["input_ids"][1].tolist() == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 9]]
+    assert batch["input_ids"].shape == (3, 2, 5)
+    assert count_tokens(batch) == 6 + 5 + 4 + 5 + 4 + 3
 
 
 def test_seeds_and_epochs_change_the_batches() -> None:

@@ -186,4 +186,5 @@ def stack_rows(rows: Sequence[Row], *, batch_size: int, like: Row | None = None)
 
 def count_tokens(batch: HostBatch) -> int:
     """Returns the number of tokens in a batch, without padding (``segment_ids`` 0)."""
-    return int(np.count_nonzero(batch["segment_ids"]))
+    segments = (ids for name, ids in batch.items() if name.endswith("segment_ids"))
+    return sum(int(np.count_nonzero(ids)) for ids in segments)

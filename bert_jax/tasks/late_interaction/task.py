@@ -9,7 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.task import Batch, Metrics
 from bert_jax.tasks.late_interaction.section import LateInteractionLossSection
-from bert_jax.tasks.search.task import VectorTask
+from bert_jax.tasks.search.task import VectorTask, passage_ids
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,8 @@ class LateInteractionTask(VectorTask):
         del step
         assert model.heads.late_interaction is not None
         skipped = jnp.asarray(model.heads.late_interaction.skipped, jnp.int32)
-        skipped_BNL = jnp.isin(batch["input_ids"], skipped).at[:, 0].set(False)
+        skipped_BPL = jnp.isin(passage_ids(batch), skipped)
+        length = vectors_BN.shape[2] - skipped_BPL.shape[2]
+        skipped_BNL = jnp.pad(skipped_BPL, ((0, 0), (1, 0), (0, length)))
         vectors_BN = jnp.where(skipped_BNL[..., None], 0, vectors_BN)
         return self.similarity_loss(model, vectors_BN, batch), {}

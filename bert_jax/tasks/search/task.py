@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.layers import subkey
 from bert_jax.parallel.sharding_rules import constrain, gathered
 from bert_jax.task import Batch, Metrics, Rngs, Sums
-from bert_jax.tasks.batches import INPUTS, WEIGHTS
+from bert_jax.tasks.batches import FIRST, INPUTS, WEIGHTS
 from bert_jax.tasks.search import losses
 from bert_jax.tasks.search.tuples import TEACHER, TEXTS
 from bert_jax.tasks.search.vector_section import VectorLossSection
@@ -106,9 +107,9 @@ class VectorTask(FinetuneTask):
         self, model: EncoderModel, batch: Batch, dropout_key: jax.Array | None
     ) -> jax.Array:
         """Returns the results of all texts, float32 [B, N, ...]."""
-        inputs = {name: batch[name] for name in INPUTS}
+        inputs = {name: batch[name] for name in (*INPUTS, *FIRST.values()) if name in batch}
         if self.chunks == 1:
-            return logits(model, inputs, dropout_key=dropout_key)
+            return _encoded(model, inputs, dropout_key)
         graphdef, state = nnx.split(model)
         # Gather once instead of for every chunk.
         axes = define_model(self.build).axes
@@ -120,9 +121,31 @@ class VectorTask(FinetuneTask):
             key = None
             if dropout_key is not None:
                 key = part_key(dropout_key, index, chunk, self.chunks)
-            return logits(nnx.merge(graphdef, params), chunk, dropout_key=key)
+            return _encoded(nnx.merge(graphdef, params), chunk, key)
 
         chunks = {name: cut(array, self.chunks) for name, array in inputs.items()}
         found = jax.lax.map(encode, (jnp.arange(self.chunks), chunks))
         rows = found.swapaxes(0, 1).reshape(-1, *found.shape[2:])
         return constrain(rows, "batch", *["rest"] * (rows.ndim - 1))
+
+
+def passage_ids(batch: Batch) -> jax.Array:
+    """Returns the pieces of all texts but the first, [B, N - 1, L]."""
+    ids = batch["input_ids"]
+    return ids if FIRST["input_ids"] in batch else ids[:, 1:]
+
+
+def _encoded(model: EncoderModel, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
+    """Returns the results of all texts, [B, N, ...]. Shorter rows of token vectors end with 0."""
+    others = logits(model, batch, dropout_key=dropout_key)
+    if FIRST["input_ids"] not in batch:
+        return others
+    first = {name: batch[key][:, None] for name, key in FIRST.items()}
+    # `logits` uses the subkeys 0 to 2.
+    parts = logits(model, first, dropout_key=subkey(dropout_key, 3)), others
+    if others.ndim > 3:
+        length = max(part.shape[2] for part in parts)
+        parts = [
+            jnp.pad(part, ((0, 0), (0, 0), (0, length - part.shape[2]), (0, 0))) for part in parts
+        ]
+    return jnp.concatenate(parts, axis=1)

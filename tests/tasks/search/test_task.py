@@ -79,8 +79,10 @@ def params_of(task: VectorTask) -> Any:
     return jax.device_get(draw_params(model, abstract_params(model, mesh_of((1, 1, 1))), seed=1))
 
 
-def gradients_on(shape: tuple[int, ...], task: VectorTask, *, step: int = 0) -> tuple[float, Any]:
-    """Returns the loss and the gradients of a step on a mesh."""
+def gradients_on(
+    shape: tuple[int, ...], task: VectorTask, *, step: int = 0, batch: Any = None
+) -> tuple[float, Any]:
+    """Returns the loss and the gradients of a step on a mesh. The default is `batch_of`."""
     model, mesh = define_model(task.build), mesh_of(shape)
     compute = make_gradients(task, model, accumulation=1)
 
@@ -96,7 +98,8 @@ def gradients_on(shape: tuple[int, ...], task: VectorTask, *, step: int = 0) -> 
             params_of(task),
             abstract_params(model, mesh),
         )
-        made = jax.jit(run, out_shardings=replicated(mesh))(params, on_mesh(batch_of(), mesh))
+        batch = on_mesh(batch_of() if batch is None else batch, mesh)
+        made = jax.jit(run, out_shardings=replicated(mesh))(params, batch)
     loss, grads = jax.device_get(made)
     return float(loss), grads
 
