@@ -152,7 +152,7 @@ def test_calls_of_the_same_shape_compile_once(
         ([1.5], "rows.row_kind", "rows: row 1", "float"),
         ([("a", "b"), ("a", "b", "c")], "rows.too_many_values", "rows: row 2", 3),
         ([{"texts": "a", "id": 1}], "rows.columns", "rows: row 1", ["texts", "id"]),
-        ([{"text": None}], "table.not_text", "rows: row 1", "null"),
+        ([{"text": None}], "table.not_text", 'rows: row 1: column "text"', "null"),
         ({"text": ["a", "b"], "pair": ["c"]}, "rows.column_lengths", "rows", ["text 2", "pair 1"]),
         (3, "rows.kind", "rows", "int"),
         (pd.DataFrame([["a", "b"]], columns=["text"] * 2), "rows.column_twice", "rows", "text"),

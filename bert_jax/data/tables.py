@@ -77,6 +77,10 @@ class TableRow(NamedTuple):
         unit = "line" if self.path.suffix in (".jsonl", ".csv", ".tsv") else "row"
         return f"{self.path}: {unit} {self.line}"
 
+    def at(self, column: str) -> str:
+        """Returns the place of a value: ``t.csv: line 7: column "label"``."""
+        return f'{self.place}: column "{column}"'
+
     def require(self, asked: Iterable[tuple[str, str | None]]) -> None:
         """Raises an error if a column is missing.
 
@@ -143,10 +147,8 @@ class TableRow(NamedTuple):
         if not isinstance(found, int) or isinstance(found, bool) or found == -1:
             return None if found == -1 else found
         if not 0 <= found < len(names):
-            raise RowError(
-                "table.class_number",
-                f'column "{column}": found the class {found}, allowed: 0 to {len(names) - 1}',
-                place=self.place,
+            raise RowError.wrong(
+                "table.class_number", found, f"0 to {len(names) - 1}", place=self.at(column)
             )
         return names[found]
 
@@ -155,9 +157,7 @@ class TableRow(NamedTuple):
         found = self.values[name]
         if not isinstance(found, str):
             kind = "null" if found is None else type(found).__name__
-            raise RowError(
-                "table.not_text", f'column "{name}": found {kind}, allowed: text', place=self.place
-            )
+            raise RowError.wrong("table.not_text", kind, "text", place=self.at(name))
         return found
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError, commas, first_line, not_installed, one_of
+from bert_jax.files.download import local_copy
 from bert_jax.files.read import no_such_file, sha256_of, sha256_of_files
 from bert_jax.narration import doing
 from bert_jax.places import DATASETS
@@ -53,6 +54,14 @@ class HubFile(NamedTuple):
 def is_dataset_file(source: str) -> bool:
     """Returns whether a path names a dataset on a hub, or a file in a dataset."""
     return source.startswith(DATASETS)
+
+
+def local_file(path: str, *, role: str = "train") -> Path:
+    """Returns a local copy of a file on a hub or in a bucket. A local path stays as it is.
+
+    Raises as `fetch_file` and `local_copy`.
+    """
+    return fetch_file(path, role=role).path if is_dataset_file(path) else local_copy(path)
 
 
 def fetch_file(source: str, *, role: str = "train") -> HubFile:

@@ -24,7 +24,6 @@ from bert_jax.model.section import Execution
 from bert_jax.objectives.masked_lm import MLM_EPSILON, MaskedLanguageModel
 from bert_jax.objectives.metrics import means, token_weights
 from bert_jax.objectives.sections import DistillObjectiveSection
-from bert_jax.runs.settings import describe
 from bert_jax.runs.teacher import TEACHER, Teacher, open_teacher, spread_layers, student_params
 from bert_jax.task import Batch, FrozenModel, Metrics, Objective, Params, Rngs, RowTransform, Sums
 from bert_jax.text.tokenizer import Tokenizer
@@ -50,16 +49,12 @@ def open_mlm_teacher(
     )
     if not teacher.heads.mlm or teacher.heads.causal:
         raise UserError(
-            "distill.no_mlm_head",
-            f"found {teacher.directory} without an MLM head ({describe(teacher.heads)})",
-            place=TEACHER_KEY,
+            "distill.no_mlm_head", f"{teacher.directory} has no MLM head", place=TEACHER_KEY
         )
-    if (theirs := teacher.architecture.vocab_size) != architecture.vocab_size:
-        raise UserError(
-            "distill.vocab_size",
-            f"{teacher.directory} has {theirs:,} pieces, but the student "
-            f"{architecture.vocab_size:,}. Use a teacher with the student's tokenizer.",
-            place=TEACHER_KEY,
+    ours, theirs = architecture.vocab_size, teacher.architecture.vocab_size
+    if ours != theirs:
+        raise UserError.wrong(
+            "distill.vocab_size", f"{theirs:,} pieces", f"the student's {ours:,}", place=TEACHER_KEY
         )
     ours, theirs = architecture.hidden_size, teacher.architecture.hidden_size
     if section.cosine_weight and ours != theirs:

@@ -271,10 +271,9 @@ class ElectraObjectiveSection(ObjectiveSection):
             )
         both = generator.embedding_tables.keys() & architecture.embedding_tables.keys()
         if not both & set(self.shared_embeddings):
-            raise UserError.wrong(
+            raise UserError(
                 "electra.shared_embeddings",
-                commas(self.shared_embeddings),
-                f"{commas(sorted(both))}, which both networks have",
+                f"found {commas(self.shared_embeddings)}, allowed: {commas(sorted(both))}",
                 place="objective.shared_embeddings",
             )
 

@@ -72,9 +72,7 @@ def _make_optimizer(
     has_pooler = any((unit == depth + 1).any() for unit in jax.tree.leaves(units))
     if "pooler" in section.freeze and not has_pooler:
         raise UserError(
-            "optimizer.freeze_pooler",
-            'found "pooler", but the model of this task has none',
-            place="optimizer.freeze",
+            "optimizer.freeze_pooler", "the model has no pooler", place="optimizer.freeze"
         )
     zero_frozen = [_zero_frozen(frozen, units)] if frozen.any() else []
     parts = [*zero_frozen]

@@ -94,9 +94,7 @@ class OptimizerSection(AdamSection):
     def _is_corrected(self) -> OptimizerSection:
         if self.name == "stable_adamw" and not self.bias_correction:
             raise SettingError(
-                "optimizer.bias_correction",
-                f"found false, allowed: true with the optimizer {self.name}",
-                place="bias_correction",
+                "optimizer.bias_correction", f"{self.name} needs true", place="bias_correction"
             )
         return self
 

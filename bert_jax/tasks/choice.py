@@ -18,6 +18,7 @@ from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
 from bert_jax.data.tables import TableRow
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.files.atomic import write_whole
+from bert_jax.tasks import family
 from bert_jax.tasks.choice_table import (
     ChoiceColumns,
     ChoiceQuestion,
@@ -25,20 +26,6 @@ from bert_jax.tasks.choice_table import (
     numbers_of,
     read_bare,
     read_choices,
-)
-from bert_jax.tasks.family import (
-    Columns,
-    DataRequest,
-    Encoded,
-    Family,
-    Record,
-    RowsSection,
-    Split,
-    content_hash,
-    count_notes,
-    needs_labels,
-    no_rows,
-    task_heads,
 )
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -57,7 +44,7 @@ _PRESETS: Final[dict[str, dict[str, Any]]] = {
 _NEEDED: Final = ("text", "choices", "label")
 
 
-class MultipleChoiceSection(RowsSection):
+class MultipleChoiceSection(family.RowsSection):
     """Tables of questions, with one row per question."""
 
     text_column = "text"
@@ -88,33 +75,24 @@ class MultipleChoiceSection(RowsSection):
             fields = type(self).model_fields
             if given := [name for name in own if getattr(self, name) != fields[name].default]:
                 raise SettingError(
-                    "choice.preset",
-                    f'set by format "{self.format}" already. Remove this setting.',
-                    place=given[0],
+                    "choice.preset", f"set by format {self.format}. Remove it.", place=given[0]
                 )
             return self
         for name in _NEEDED:
             if getattr(self, name) is None:
-                raise SettingError(
-                    "choice.column_missing", 'missing, but format "columns" needs it', place=name
-                )
+                raise SettingError("choice.column_missing", "missing. Set a column.", place=name)
         count = len(self.choices or ())
         if count < 1 or len({*(self.choices or ())}) != count:
-            raise SettingError(
-                "choice.columns",
-                f"found {self.choices}, allowed: two or more different columns, or one column of "
-                "lists",
-                place="choices",
+            raise SettingError.wrong(
+                "choice.columns", self.choices, "different columns or one of lists", place="choices"
             )
         least = count if count > 1 else 2
-        if isinstance(self.label_is, tuple) and (
-            len({*self.label_is}) < least or (count > 1 and len({*self.label_is}) > count)
+        names = self.label_is
+        if isinstance(names, tuple) and (
+            len({*names}) < least or (count > 1 and len({*names}) > count)
         ):
-            raise SettingError(
-                "choice.label_names",
-                f"found {commas(self.label_is)}, allowed: {least} different names, one for each "
-                "choice",
-                place="label_is",
+            raise SettingError.wrong(
+                "choice.label_names", commas(names), f"{least} different names", place="label_is"
             )
         return self
 
@@ -124,12 +102,12 @@ class MultipleChoiceSection(RowsSection):
         found = {name: getattr(self, name) for name in ChoiceColumns._fields}
         return ChoiceColumns(**(found | _PRESETS.get(self.format, {})))
 
-    def required(self, role: str) -> Columns:
+    def required(self, role: str) -> family.Columns:
         """Returns the columns of texts and ids, and of labels if the role needs them."""
         of = self.columns
         texts = [("task.text", of.text), ("task.stem", of.stem)]
         choices = [("task.choices", name) for name in of.choices]
-        label = [("task.label", of.label)] if needs_labels(role) else []
+        label = [("task.label", of.label)] if family.needs_labels(role) else []
         return [*texts, *choices, ("task.id", of.id), *label]
 
     def read(self, path: Path, errors: RowErrors) -> Iterator[TableRow]:
@@ -138,7 +116,7 @@ class MultipleChoiceSection(RowsSection):
             return super().read(path, errors)
         return read_bare(path, self.delimiter, errors)
 
-    def open(self, request: DataRequest) -> Family:
+    def open(self, request: family.DataRequest) -> family.Family:
         """Opens the tables.
 
         Raises UserError if a role has no file, if labels may count from 0 or from 1, or as
@@ -151,18 +129,24 @@ class MultipleChoiceSection(RowsSection):
             path = request.source(self, role)
             rows, errors = self.rows(path, role)
             tables[role] = table = read_choices(
-                rows, self.columns, self.required(role), labelled=needs_labels(role), errors=errors
+                rows,
+                self.columns,
+                self.required(role),
+                labelled=family.needs_labels(role),
+                errors=errors,
             )
             if not (questions := table.questions):
-                raise no_rows(path, errors)
+                raise family.no_rows(path, errors)
             splits[role] = split = ChoiceSplit(questions, request.tokenizer, request.max_length)
-            notes += errors.note(path, kept=len(questions)) + count_notes(path, split.findings)
+            notes += errors.note(path, kept=len(questions)) + family.count_notes(
+                path, split.findings
+            )
             fewest, most = table.widths
             if fewest < most:
                 notes.append(f"{path}: questions have {fewest} to {most} choices")
         notes += self._check_numbers(tables)
-        return Family(
-            heads=task_heads("multiple_choice"),
+        return family.Family(
+            heads=family.task_heads("multiple_choice"),
             best_metric="accuracy",
             splits=splits,
             notes=tuple(notes),
@@ -191,14 +175,14 @@ class MultipleChoiceSection(RowsSection):
         return [] if "input" in tables else [str(error)]
 
 
-class ChoiceSplit(Split):
+class ChoiceSplit(family.Split):
     """The questions of a table. Each question is one row."""
 
     def __init__(
         self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, max_length: int
     ) -> None:
         self._questions, self._tokenizer, self._max_length = questions, tokenizer, max_length
-        self.examples, self.fingerprint = len(questions), content_hash(questions)
+        self.examples, self.fingerprint = len(questions), family.content_hash(questions)
         counts = np.array([len(question.choices) for question in questions])
         self._choices = int(counts.max())
         self._first = np.cumsum(counts) - counts  # index of each question's first choice
@@ -217,7 +201,7 @@ class ChoiceSplit(Split):
             ),
         }
 
-    def row(self, index: int) -> Encoded:
+    def row(self, index: int) -> family.Encoded:
         """Returns one sequence ``[CLS] text [SEP] choice [SEP]`` per choice.
 
         If other questions have more choices, the missing sequences are empty.
@@ -231,9 +215,9 @@ class ChoiceSplit(Split):
         )
         missing = self._choices - count
         targets = {} if question.label is None else {"label": question.label}
-        return Encoded([*ids, *[[]] * missing], [*seconds, *[0] * missing], targets)
+        return family.Encoded([*ids, *[[]] * missing], [*seconds, *[0] * missing], targets)
 
-    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
+    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[family.Record]:
         """Returns records with the predicted index and the probability of each choice."""
         records = []
         for index, logits in enumerate(reduced, start=first):
@@ -253,11 +237,11 @@ class ChoiceSplit(Split):
         return records
 
 
-def _score(records: Sequence[Record]) -> dict[str, float]:
+def _score(records: Sequence[family.Record]) -> dict[str, float]:
     return {"accuracy": float(np.mean([r["label"] == r["prediction"] for r in records]))}
 
 
-def _write_csv(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
+def _write_csv(split: str, records: Sequence[family.Record], directory: Path) -> Sequence[Path]:
     """Writes ``SPLIT.csv`` with columns `id` and `prediction` (index of the choice)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -75,10 +75,8 @@ def read_choices(
 def read_bare(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> Iterator[TableRow]:
     """Yields the rows of a table without a header. Columns are named "0", "1", and so on."""
     if path.suffix not in (".csv", ".tsv"):
-        raise UserError(
-            "choice.header",
-            f"found {path.suffix or 'no suffix'} with header: false, allowed: .csv, .tsv",
-            place=path,
+        raise UserError.wrong(
+            "choice.header", path.suffix or "no suffix", ".csv, .tsv without header", place=path
         )
     width = None
     for line, fields in read_fields(path, delimiter=delimiter, errors=errors):
@@ -100,10 +98,8 @@ def _question(row: TableRow, columns: ChoiceColumns, numbers: set[int]) -> Choic
         choices, names = _listed(row, names[0])
     for name, choice in zip(names, choices, strict=True):
         if not choice.strip():
-            raise RowError(
-                "choice.empty",
-                f'found an empty "{name}", allowed: {len(choices)} choices in every row',
-                place=row.place,
+            raise RowError.wrong(
+                "choice.empty", "no text", f"{len(choices)} choices", place=row.at(name)
             )
     stem = f"{row.text(columns.stem)} " if columns.stem else ""
     label = row.values.get(columns.label)
@@ -132,10 +128,8 @@ def _listed(row: TableRow, column: str) -> tuple[tuple[str, ...], tuple[str, ...
     names: Any = found.get("label") if isinstance(found, dict) else None
     is_list = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
     if not is_list or len(texts) < 2 or (names is not None and len(names) != len(texts)):
-        raise RowError(
-            "choice.list",
-            f'column "{column}": found {found!r:.60}, allowed: a list of two or more texts',
-            place=row.place,
+        raise RowError.wrong(
+            "choice.list", f"{found!r:.60}", "a list of two or more texts", place=row.at(column)
         )
     return tuple(texts), tuple(map(str, names or range(len(texts))))
 
@@ -168,15 +162,12 @@ def _label(
     if kind == "index" and is_whole(label):
         numbers.add(int(label))
     allowed = names[kind] if isinstance(kind, str) else kind[: len(choices)]
-    if allowed.count(label) == 1:
+    if (count := allowed.count(label)) == 1:
         return allowed.index(label)
-    place = f'{row.place}: column "{columns.label}"'
-    if label in allowed:
+    place = row.at(columns.label)
+    if count:
         raise RowError(
-            "choice.label_ambiguous",
-            f'found the label "{label}", which is the text of {allowed.count(label)} choices, '
-            "allowed: the text of one choice",
-            place=place,
+            "choice.label_ambiguous", f'found "{label}", the text of {count} choices', place=place
         )
     others = [other for other, texts in names.items() if label in texts]
     hint = f"; did you mean label_is: {others[0]}?" if others else None

@@ -17,8 +17,7 @@ def section_of(run: Run) -> FinetuneSection:
     if not run.is_fine_tuned:
         raise UserError(
             "run.not_fine_tuned",
-            "not a fine-tuned run. Set finetune.init_from to this directory and run `bert-jax "
-            "finetune` first.",
+            "not a fine-tuned run. Set finetune.init_from to this directory and fine-tune it.",
             place=run.directory,
         )
     return run.section("finetune", FinetuneSection, verb="predict")
@@ -48,9 +47,8 @@ def open_data(
         elif task.tunes_threshold:
             raise UserError(
                 "squad.no_threshold",
-                f"task.null_threshold is not tuned: found no dev evaluation of step {step}. Run "
-                f"`bert-jax evaluate {run.directory} --checkpoint {step}` first.",
-                place=run.directory,
+                f"not tuned. Run `bert-jax evaluate {run.directory} --checkpoint {step}` first.",
+                place="task.null_threshold",
             )
     request = DataRequest(run.tokenizer, section.max_length, section.split_seed, roles, input)
     with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):

@@ -43,13 +43,15 @@ def open_task_teacher(
     ):
         raise UserError(
             "distill.other_task",
-            f"found {teacher.directory}, which has {describe(theirs)} (labels: "
-            f"{commas(theirs.labels)}), but the task needs {describe(heads)} (labels: "
-            f"{commas(heads.labels)}). Fine-tune the teacher on the same task first.",
+            f"{teacher.directory} has {_shown(theirs)}, but the task needs {_shown(heads)}",
             place=TEACHER_KEY,
         )
     teacher.check_positions(max_length, key=TEACHER_KEY)
     return teacher
+
+
+def _shown(heads: HeadsSection) -> str:
+    return f"{describe(heads)} (labels: {commas(heads.labels)})"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,7 @@ from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.row_errors import OnError, RowErrors
 from bert_jax.data.tables import Delimiter, TableRow, read_table
 from bert_jax.errors import UserError
-from bert_jax.files.download import local_copy
-from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
+from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file, local_file
 from bert_jax.files.read import require_file
 from bert_jax.model.section import HeadsSection, ProblemName, TaskName
 from bert_jax.model.text_head import TextHeadSection
@@ -171,11 +170,7 @@ class DataRequest(NamedTuple):
             if role in ("train", "dev"):
                 raise error
             raise error.followed_by(" `bert-jax predict` also accepts --input FILE.")
-        if isinstance(found, MemoryTable):
-            return found
-        if is_dataset_file(str(found)):
-            return fetch_file(str(found), role=role).path
-        return local_copy(str(found))
+        return found if isinstance(found, MemoryTable) else local_file(str(found), role=role)
 
 
 class FamilySection(Section):
@@ -339,10 +334,8 @@ def no_benchmark(kind: str) -> Callable[[str, Sequence[Record], Path], Sequence[
 
     def refuse(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
         del split, records, directory
-        raise UserError(
-            "table.no_benchmark",
-            f'found "{kind}", but no benchmark accepts its predictions, allowed: glue, squad',
-            place="task.kind",
+        raise UserError.wrong(
+            "table.no_benchmark", kind, "glue or squad for an official file", place="task.kind"
         )
 
     return refuse

@@ -118,9 +118,8 @@ class Labelling(NamedTuple):
         if isinstance(found, str) and found not in self.names and is_list_text(found):
             raise RowError(
                 "label.list_text",
-                f"found {found!r}, a list written as text, allowed: one label. Write rows with "
-                f"lists to a .jsonl or .parquet, or the labels as a{self.separator}b, with "
-                "finetune.task.problem=multi_label.",
+                f"found {found!r}, a list written as text. Write lists to a .jsonl or .parquet, "
+                f"or a{self.separator}b with finetune.task.problem=multi_label.",
                 place=self._place(row),
             )
         if self.problem == "multi_label":
@@ -139,11 +138,8 @@ class Labelling(NamedTuple):
             return canonical(found)
         if isinstance(found, str | int | float):
             return str(found)
-        raise RowError(
-            "label.kind",
-            f"found {found!r} ({type(found).__name__}), allowed: a text, a number, true or false. "
-            "Convert the labels to one of these types.",
-            place=self._place(row),
+        raise RowError.wrong(
+            "label.kind", f"{found!r:.60}", "a text, a number, true, false", place=self._place(row)
         )
 
     def _place(self, row: TextRow) -> str:
@@ -189,9 +185,7 @@ class Labelling(NamedTuple):
             return None
         if self.problem == "regression":
             raise UserError(
-                "label.weights_in_regression",
-                'found weights for a regression, allowed: "none"',
-                place="task.class_weights",
+                "label.weights_in_regression", "a regression has none", place="task.class_weights"
             )
         if isinstance(weighting, Mapping):
             for name in weighting:
@@ -218,10 +212,7 @@ def _refuse_vectors(rows: Sequence[TextRow], place: str) -> None:
     if lists and len(lengths) == 1 and max(lengths) > 1 and are_bits:
         example = commas([f"class{at}" for at, each in enumerate(lists[0]) if each])
         raise RowError(
-            "label.vectors",
-            f"found {commas(lists[0])}, a 0 or 1 for every class, allowed: the names of a row's "
-            f"classes. Write lists of names: {example}.",
-            place=place,
+            "label.vectors", f"found {commas(lists[0])}. Write names: {example}.", place=place
         )
 
 
@@ -230,11 +221,8 @@ def _refuse_mixed_truth(names: Collection[str], place: str) -> None:
     words = [name for name in names if _truth(name) in ("true", "false")]
     numbers = [*filter(is_whole, names)]
     if words and numbers and len(words) + len(numbers) == len(names):
-        raise RowError(
-            "label.mixed_truth",
-            f"found the labels {commas(sorted(names))}, allowed: words or numbers. Write true and "
-            "false as 1 and 0, or the numbers as words.",
-            place=place,
+        raise RowError.wrong(
+            "label.mixed_truth", commas(sorted(names)), "only words or only numbers", place=place
         )
 
 
@@ -292,8 +280,7 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
     if labels and 2 * len(decimals) > len(labels):
         raise RowError(
             "label.decimal_comma",
-            f"found {decimals[0].label}, a number with a comma, allowed: numbers with a point. "
-            "Write 3.5, or set finetune.task.problem=single_label if labels are names of classes.",
+            f"found {decimals[0].label}. Write a point, or set finetune.task.problem=single_label.",
             place=decimals[0].place,
         )
     _refuse_several(rows)
@@ -309,10 +296,8 @@ def _refuse_several(rows: Sequence[TextRow]) -> None:
             separator, parts = several[row.label]
             raise RowError(
                 "label.several",
-                f'found the label "{row.label}" beside {commas(parts)}. For several labels, set '
-                "finetune.task.problem=multi_label and "
-                f'finetune.task.label_separator="{separator}". For one label, set '
-                "finetune.task.problem=single_label.",
+                f'found "{row.label}" beside {commas(parts)}. Set finetune.task.problem: '
+                f'single_label, or multi_label with label_separator "{separator}".',
                 place=row.place,
             )
 

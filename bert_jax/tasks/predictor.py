@@ -104,9 +104,7 @@ class Predictor:
                 found = values[: split.lengths[row]] if values.ndim == 2 else values
                 if not np.isfinite(found).all():
                     raise Diverged(
-                        "predict.not_finite",
-                        f"found NaN or infinity in the logits of row {row}. The model has "
-                        "diverged.",
+                        "predict.not_finite", f"found NaN or infinity in the logits of row {row}"
                     )
                 yield row, found
 

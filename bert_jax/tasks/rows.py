@@ -6,7 +6,7 @@ from typing import Any, Final, Self
 
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.data.rows.collate import special_tokens
-from bert_jax.errors import UserError, commas
+from bert_jax.errors import UserError, one_of
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.model.section import HeadsSection
 from bert_jax.runs.run_directory import Run
@@ -51,9 +51,7 @@ class RowTask:
             max_length = section_of(run).max_length
         elif model.heads.task is None:
             raise UserError(
-                "predict.no_task_head",
-                f"found {describe(model.heads)}, allowed: a fine-tuned model",
-                place=model.name,
+                "predict.no_task_head", f"not fine-tuned: {describe(model.heads)}", place=model.name
             )
         else:
             max_length = model.heads.longest_text(model.architecture.max_position_embeddings)
@@ -139,11 +137,9 @@ def _text_column(task: TaskSection, table: MemoryTable, column: str | None) -> d
     if column is None:
         return {}
     if task.text_column is None:
+        kinds = [kind for kind, each in FAMILIES.items() if each.text_column]
         raise UserError(
-            "predict.column",
-            f'found "{column}", allowed: with a task that reads one column of texts: '
-            f"{commas([kind for kind, each in FAMILIES.items() if each.text_column])}",
-            place="column",
+            "predict.column", f'found "{column}", allowed: with {one_of(kinds)}', place="column"
         )
     table.require_column(column)
     return {task.text_column: column}
@@ -156,9 +152,6 @@ def _choices_of(table: MemoryTable) -> MultipleChoiceSection:
     choices = tuple(name for name in names if name.startswith("choice"))
     if not choices:
         raise UserError(
-            "rows.no_choices",
-            "found no choices, allowed: (text, choice, choice, …), or the columns text, choice0, "
-            "choice1, …",
-            place=f"{table}: row 1",
+            "rows.no_choices", "found no columns choice0, choice1, …", place=f"{table}: row 1"
         )
     return MultipleChoiceSection(text="text", choices=choices, label="label")

@@ -46,11 +46,9 @@ FAMILIES: Final[Mapping[str, type[FamilySection]]] = {
 def require_base(task: TaskSection, base: type[FamilyT], *, place: str) -> FamilyT:
     """Returns the task. Raises UserError if an argument needs tasks of another base class."""
     if not isinstance(task, base):
-        allowed = [kind for kind, each in FAMILIES.items() if issubclass(each, base)]
+        allowed = one_of(kind for kind, each in FAMILIES.items() if issubclass(each, base))
         raise UserError(
-            "finetune.task_without_table",
-            f'found with task "{task.kind}", allowed: with task {one_of(allowed)}',
-            place=place,
+            "finetune.task_without_table", f"not with {task.kind}, only with {allowed}", place=place
         )
     return task
 
@@ -117,11 +115,8 @@ class FinetuneSection(Section):
     @pydantic.model_validator(mode="after")
     def _with_negatives(self) -> Self:
         if self.task.compares_rows and self.batch_size < 2:
-            raise SettingError(
-                "embedding.batch_size",
-                f"found {self.batch_size}, but the loss compares the rows of a batch. Use at "
-                "least 2.",
-                place="batch_size",
+            raise SettingError.wrong(
+                "embedding.batch_size", self.batch_size, "2 or more to compare", place="batch_size"
             )
         return self
 
@@ -132,9 +127,7 @@ class FinetuneSection(Section):
             refuse_ignored(self, *names, allowed="distill_from")
         elif not self.task.learns_labels:
             raise SettingError(
-                "finetune.distill_embedding",
-                f"found with task {self.task.kind}, which has no labels. Remove distill_from.",
-                place="distill_from",
+                "finetune.distill_embedding", f"{self.task.kind} has no label", place="distill_from"
             )
         return self
 
@@ -143,8 +136,7 @@ class FinetuneSection(Section):
         if self.max_length > positions:
             raise UserError(
                 "finetune.max_length",
-                f"found {self.max_length}, but the model has {positions} positions. Use at most "
-                f"{positions}.",
+                f"found {self.max_length}, allowed: at most the model's {positions} positions",
                 place="finetune.max_length",
             )
 

@@ -38,9 +38,7 @@ class SweepSection(Section):
     def _each_once(cls, values: tuple[Number, ...]) -> tuple[Number, ...]:
         for value in values:
             if values.count(value) > 1:
-                raise SettingError.wrong(
-                    "sweep.repeated_value", f"{value} twice", "each value once"
-                )
+                raise SettingError.wrong("sweep.repeated_value", f"{value} twice", "once")
         return values
 
 
@@ -51,10 +49,8 @@ def check_seeds(section: SweepSection | None, seeds: int | None) -> None:
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError.wrong("sweep.seeds", seeds, f"1 to {MOST_SEEDS}", place="--seeds")
     if section is not None and section.seeds not in (SweepSection().seeds, seeds):
-        raise UserError(
-            "sweep.two_seeds",
-            f"found {seeds}, but finetune.sweep.seeds is {section.seeds}. Remove one of them.",
-            place="--seeds",
+        raise UserError.wrong(
+            "sweep.two_seeds", seeds, f"{section.seeds}, as in finetune.sweep", place="--seeds"
         )
 
 

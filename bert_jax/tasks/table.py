@@ -15,16 +15,7 @@ from bert_jax.data.tables import TableRow
 from bert_jax.errors import UserError, commas
 from bert_jax.model.section import ProblemName
 from bert_jax.section import refuse_same_column
-from bert_jax.tasks.family import (
-    Columns,
-    DataRequest,
-    Family,
-    RowsSection,
-    count_notes,
-    needs_labels,
-    no_benchmark,
-    no_rows,
-)
+from bert_jax.tasks import family
 from bert_jax.tasks.label_values import is_missing_text, label_parts, look, plain_label, printable
 from bert_jax.tasks.labels import (
     UNKNOWN,
@@ -45,7 +36,7 @@ FIGURES: Final[Mapping[ProblemName, tuple[str, ...]]] = {
 }
 
 
-class TableSection(RowsSection):
+class TableSection(family.RowsSection):
     """Files with named columns: .csv, .tsv, .jsonl or .parquet.
 
     ``{kind: table, train: mine.csv, text: review, label: stars}``
@@ -84,12 +75,12 @@ class TableSection(RowsSection):
         """The column of the labels."""
         return (self.label,)
 
-    def required(self, role: str) -> Columns:
+    def required(self, role: str) -> family.Columns:
         """Returns the columns of texts and ids, and of labels if the role needs them."""
-        keys = ("text", "pair", "id", *(["label"] if needs_labels(role) else []))
+        keys = ("text", "pair", "id", *(["label"] if family.needs_labels(role) else []))
         return [(f"task.{key}", getattr(self, key)) for key in keys]
 
-    def open(self, request: DataRequest) -> Family:
+    def open(self, request: family.DataRequest) -> family.Family:
         """Opens the tables.
 
         If the problem or the labels are not given, they come from the training set. If there is no
@@ -107,25 +98,27 @@ class TableSection(RowsSection):
             labelling=labelling,
             keys=_figures(self, labelling),
             class_weights=self.class_weights,
-            write_official=no_benchmark("table"),
+            write_official=family.no_benchmark("table"),
         )
         examples = {}
         for name, (source, rows, errors, padded) in found.items():
             if padded:
                 around = f"labels had blanks around them, which were removed, first {padded[0]!r}"
-                notes += count_notes(source, {around: len(padded)})
-            if not needs_labels(name):
+                notes += family.count_notes(source, {around: len(padded)})
+            if not family.needs_labels(name):
                 rows, unknown = labelling.without_unknown(rows)
                 what = "labels are {} and count as missing"
-                notes += count_notes(source, {what.format(each): n for each, n in unknown.items()})
+                notes += family.count_notes(
+                    source, {what.format(each): n for each, n in unknown.items()}
+                )
             # In multi-label data, an empty cell is an empty set of labels. If all cells are empty,
             # the split is unlabelled instead.
-            if not needs_labels(name) and all(row.unlabelled for row in rows):
+            if not family.needs_labels(name) and all(row.unlabelled for row in rows):
                 rows = [row._replace(label=None) for row in rows]
-            examples[name] = task.examples(rows, required=needs_labels(name), errors=errors)
+            examples[name] = task.examples(rows, required=family.needs_labels(name), errors=errors)
             notes += errors.note(source, kept=len(examples[name]))
             if not examples[name]:
-                raise no_rows(source, errors)
+                raise family.no_rows(source, errors)
         if "train" in examples and self.dev is None:
             train, dev = hold_out(examples["train"], fraction=self.dev_fraction, seed=request.seed)
             if not dev:
@@ -146,20 +139,20 @@ class _Table(NamedTuple):
     padded: Sequence[str]  # labels with blanks around them, which were removed
 
 
-def _read(section: TableSection, request: DataRequest, role: str) -> _Table:
+def _read(section: TableSection, request: family.DataRequest, role: str) -> _Table:
     source = request.source(section, role)
     table, errors = section.rows(source, role)
     padded: list[str] = []
     rows = text_rows(table, section, section.required(role), errors=errors, padded=padded)
     if not rows:
-        raise no_rows(source, errors)
+        raise family.no_rows(source, errors)
     return _Table(source, rows, errors, padded)
 
 
 def text_rows(
     table: Iterable[TableRow],
     section: TableSection,
-    required: Columns,
+    required: family.Columns,
     *,
     errors: RowErrors,
     padded: list[str] | None = None,
@@ -197,10 +190,8 @@ def row_id(row: TableRow, column: str) -> int | str:
     """Returns the id in a column. Raises RowError if it is neither a text nor a whole number."""
     found = row.values[column]
     if not _is_id(found):
-        raise RowError(
-            "table.id",
-            f"found {found!r}, allowed: a text or a whole number",
-            place=f'{row.place}: column "{column}"',
+        raise RowError.wrong(
+            "table.id", f"{found!r}", "a text or a whole number", place=row.at(column)
         )
     return found
 
@@ -210,7 +201,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _labelling(
-    section: TableSection, request: DataRequest, found: dict[str, _Table]
+    section: TableSection, request: family.DataRequest, found: dict[str, _Table]
 ) -> tuple[Labelling, list[str]]:
     """Returns the labelling, and a note if the problem was detected."""
     problem, notes, hint = section.problem, [], ""
@@ -234,8 +225,7 @@ def _labelling(
     if (problem == "regression") != (len(labelling.names) == 1):
         raise UserError(
             "table.problem",
-            f"found {problem}, but the model has {len(labelling.names)} labels: "
-            f"{commas(shown_labels(labelling.names))}",
+            f"found {problem}, but the model has {commas(shown_labels(labelling.names))}",
             place="task.problem",
         )
     return labelling, notes
@@ -265,7 +255,7 @@ def _doubts(labelling: Labelling, source: Path | MemoryTable) -> list[str]:
     return notes
 
 
-def _problem(request: DataRequest, found: dict[str, _Table]) -> tuple[ProblemName, str, str]:
+def _problem(request: family.DataRequest, found: dict[str, _Table]) -> tuple[ProblemName, str, str]:
     """Detects the problem. If the training set is not open, returns the model's problem."""
     if "train" in found:
         return find_problem(found["train"].rows)

@@ -271,11 +271,7 @@ def _check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
     have_by_name, want_by_name = dict(named(found)), dict(named(wanted))
     for name in sorted(want_by_name.keys() | have_by_name.keys()):
         if name not in have_by_name:
-            raise UserError(
-                "checkpoint.tensor_missing",
-                f"tensor {name} is missing, but the model needs it",
-                place=where,
-            )
+            raise UserError("checkpoint.tensor_missing", f"tensor {name} is missing", place=where)
         if name not in want_by_name:
             raise UserError(
                 "checkpoint.tensor_unknown", f"tensor {name} is not part of the model", place=where

@@ -27,10 +27,7 @@ def _check_names(found: Any) -> Any:
     for name in found if isinstance(found, Mapping) else ():
         if not _SET_NAME.fullmatch(name):
             raise SettingError.wrong(
-                "evaluation.set_name",
-                f'"{name}"',
-                "a-z, 0-9, _ and -, except the name ema",
-                place=name,
+                "evaluation.set_name", f'"{name}"', "a-z, 0-9, _ and -, not ema", place=name
             )
     return found
 
@@ -76,18 +73,14 @@ class StopAtSection(Section):
     def _one_limit(self) -> "StopAtSection":
         if (self.at_least is None) == (self.at_most is None):
             found = "none" if self.at_least is None else "both"
-            raise SettingError(
-                "evaluation.stop_at",
-                f"found {found} of at_least and at_most, allowed: one of them",
-                place="at_least",
+            raise SettingError.wrong(
+                "evaluation.stop_at", found, "at_least or at_most", place="at_least"
             )
         name = "at_most" if self.at_least is None else "at_least"
         limit = getattr(self, name)
         if self.metric.endswith("accuracy") and not 0 <= limit <= 1:
-            raise SettingError(
-                "evaluation.stop_at_fraction",
-                f"found {limit}, allowed: a fraction from 0 to 1, such as 0.75 for 75%",
-                place=name,
+            raise SettingError.wrong(
+                "evaluation.stop_at_fraction", limit, "0 to 1, such as 0.75", place=name
             )
         return self
 
@@ -145,9 +138,7 @@ class EvaluationSection(Section):
     def _fits(self) -> "EvaluationSection":
         if self.dataset is not None and self.sets:
             raise SettingError(
-                "evaluation.dataset_and_sets",
-                "found together with dataset. Set only one of them.",
-                place="sets",
+                "evaluation.dataset_and_sets", "found with dataset. Remove one.", place="sets"
             )
         if not self.at_most:
             refuse_ignored(self, "on_exceeded", allowed="at_most")

@@ -119,14 +119,12 @@ class Evaluator:
                 STOP.between_batches()
                 sums = program(params, fed.batch, frozen, np.uint32(index))
                 totals = sums_of.add(totals, sums_of.to_host(sums))
-        lost = [
+        bad = [
             score_name(name, each) for each, sums in totals.items() if not np.isfinite(sums).all()
         ]
-        if lost:
+        if bad:
             raise Diverged(
-                "evaluation.diverged",
-                f"found NaN or infinity in {commas(lost)}. The model has diverged.",
-                place="evaluation",
+                "evaluation.diverged", f"found NaN or infinity in {commas(bad)}", place="evaluation"
             )
         return self._task.score(totals)
 

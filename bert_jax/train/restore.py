@@ -161,10 +161,8 @@ def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
         return TrainProgress.from_json(saved)
     steps = [phase.steps for phase in spec.phases]
     if step >= sum(steps):
-        raise UserError(
-            "phases.too_few_steps",
-            f"found {sum(steps)} steps, but the imported checkpoint is at step {step}",
-            place="train.phases",
+        raise UserError.wrong(
+            "phases.too_few_steps", sum(steps), f"over the import's {step}", place="train.phases"
         )
     progress = TrainProgress.at(step, steps)
     _begin(progress, spec)

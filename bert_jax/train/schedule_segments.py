@@ -61,9 +61,7 @@ def _require_own_rate(phase: PhaseSection, *, key: str) -> None:
     for name in ("warmup_steps", "decay_fraction"):
         if (found := getattr(phase, name)) is not None:
             raise UserError(
-                "phases.warmup",
-                f"found {found}, allowed: only together with a learning_rate of this phase",
-                place=f"{key}.{name}",
+                "phases.warmup", f"found {found} without learning_rate", place=f"{key}.{name}"
             )
 
 

@@ -18,8 +18,7 @@ from bert_jax.data.tables import read_table
 from bert_jax.errors import SettingError, UserError, counted, one_of
 from bert_jax.feature_extraction.texts import SUFFIXES, TextColumns, read_texts
 from bert_jax.files.atomic import output_exists, require_other_file
-from bert_jax.files.download import local_copy
-from bert_jax.files.hub import fetch_file, is_dataset_file
+from bert_jax.files.hub import is_dataset_file, local_file
 from bert_jax.files.read import is_whole
 from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.inference.comparison import comparison_of
@@ -276,7 +275,7 @@ def _table(
 
 
 def _pairs(table: str, anchor: str, positive: str) -> list[TextTuple]:
-    path = _local(table)
+    path = local_file(table)
     columns = TupleColumns(
         [("--anchor", anchor), ("--positive", positive)],
         score=None,
@@ -290,10 +289,6 @@ def _pairs(table: str, anchor: str, positive: str) -> list[TextTuple]:
     return rows
 
 
-def _local(path: str) -> Path:
-    return fetch_file(path).path if is_dataset_file(path) else local_copy(path)
-
-
 def _corpus(source: str, column: str) -> Iterator[str]:
     """Yields the texts of a file or of all files in a folder."""
     files = [source]
@@ -305,7 +300,7 @@ def _corpus(source: str, column: str) -> Iterator[str]:
             )
     for path in files:
         columns = TextColumns() if Path(path).suffix == ".txt" else TextColumns(column)
-        found = (each.text for each in read_texts(_local(path), columns))
+        found = (each.text for each in read_texts(local_file(path), columns))
         yield from (text for text in found if text.strip())
 
 

@@ -127,9 +127,7 @@ def evaluate_task(
     for name, found in records.items():
         if any(record.get("label") is None for record in found):
             raise UserError(
-                "evaluate.no_labels",
-                f"found {name}, which has no labels. Use dev, or run `bert-jax predict`.",
-                place="--split",
+                "evaluate.no_labels", f"{name} has no labels. Use dev or predict.", place="--split"
             )
     evaluation, baseline = _evaluation(loaded, family, records, role=role)
     if jax.process_index() == 0 and (warning := _warning(run, baseline)):

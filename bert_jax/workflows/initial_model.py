@@ -37,9 +37,7 @@ def find_initial(settings: PretrainSettings, tokenizer: Tokenizer) -> Run | None
             return None if began is None else own
         if began is not None and settings.init_from is None:
             raise UserError(
-                "init_from.missing",
-                f"not set, but {own.directory} began with {began}. Repeat the option.",
-                place=INIT_FROM,
+                "init_from.missing", f"{own.directory} began with {began}. Set it.", place=INIT_FROM
             )
     if settings.origin is None:
         return None
@@ -53,9 +51,8 @@ def require_tokenizer(run: Run, tokenizer: Tokenizer, *, found: str, name: str |
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
             "init_from.tokenizer",
-            f"found {found} ({tokenizer.vocab_size:,} pieces), which differs from the tokenizer "
-            f"of {name} ({run.tokenizer.vocab_size:,} pieces). Use {run.directory / TOKENIZER}. "
-            "For more words, run `bert-jax vocab --extend` and start from the run that it writes.",
+            f"found {found} ({tokenizer.vocab_size:,} pieces), but {name} has others "
+            f"({run.tokenizer.vocab_size:,}). Use {run.directory / TOKENIZER} or `vocab --extend`.",
             place="tokenizer",
         )
 
@@ -75,9 +72,8 @@ def _require_same_start(settings: PretrainSettings, began: str | None) -> None:
         return
     raise UserError(
         "init_from.other_start",
-        f"found {asked}, but the run in {settings.run_dir} has checkpoints and began "
-        f"{'without this option' if began is None else f'with {began}'}. To resume it, remove "
-        f"{INIT_FROM}. Otherwise use a new run_dir.",
+        f"found {asked}, but {settings.run_dir} began with {began or 'none'}. Remove the option to "
+        "resume it, or use a new run_dir.",
         place=INIT_FROM,
     )
 

@@ -40,10 +40,7 @@ class PhaseData(NamedTuple):
             key = section.path_key(f"train.phases.{phase}", path)
             if isinstance(found, GoogleBertDataset):
                 raise UserError.wrong(
-                    "mixing.tfrecords",
-                    "TFRecords",
-                    "datasets of `bert-jax examples`: TFRecords have masks of their own",
-                    place=key,
+                    "mixing.tfrecords", "TFRecords", "datasets of `bert-jax examples`", place=key
                 )
             if (other := first.setdefault(found.fingerprint, path)) != path:
                 same = f"the same examples as in {other}"

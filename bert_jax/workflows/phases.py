@@ -21,7 +21,7 @@ from bert_jax.data.google_bert.reader import (
 from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.data.loader.mask_share import MaskShare
 from bert_jax.data.rows.masking_transform import StaticMaskTransform
-from bert_jax.errors import UserError, all_of
+from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.objectives.registry import check_pairing
 from bert_jax.objectives.sections import ObjectiveSection
@@ -85,10 +85,8 @@ class ExampleSource:
                 evaluation=evaluation,
             )
         if max_examples > 1:
-            raise UserError(
-                "dataset.stored_masks_packed",
-                f"found max_examples {max_examples}, but stored masks cannot be packed. Set null.",
-                place="packing",
+            raise UserError.wrong(
+                "dataset.stored_masks_packed", max_examples, "null (stored masks)", place="packing"
             )
         summary = self.dataset.summary
         slots = max_predictions or summary.slots
@@ -202,24 +200,17 @@ def _check_google_bert(
     """Raises UserError if examples were made for another objective or vocabulary."""
     if objective.pair != "nsp":
         raise UserError(
-            "objective.tfrecords",
-            f"TFRecords have next-sentence labels, for objective.kind bert, not {objective.kind}",
-            place=key,
+            "objective.tfrecords", f"{objective.kind} cannot use TFRecords, only bert", place=key
         )
     highest, special = dataset.summary.highest_id, tokenizer.special
     if highest >= tokenizer.vocab_size:
-        raise UserError(
-            "tfrecord.token_id",
-            f"found id {highest} in {dataset.directory}, allowed: 0 to {tokenizer.vocab_size - 1}",
-            place=key,
+        raise UserError.wrong(
+            "tfrecord.token_id", f"id {highest}", f"0 to {tokenizer.vocab_size - 1}", place=key
         )
     ends = dataset[0].original()[[0, -1]].tolist()
     if ends != [special.cls, special.sep]:
-        raise UserError(
-            "tfrecord.special_ids",
-            f"{dataset.directory} has the ids {all_of(ends)} for [CLS] and [SEP], but the run's "
-            f"tokenizer {all_of([special.cls, special.sep])}",
-            place=key,
+        raise UserError.wrong(
+            "tfrecord.special_ids", f"[CLS], [SEP] = {ends}", [special.cls, special.sep], place=key
         )
 
 

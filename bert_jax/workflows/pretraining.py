@@ -179,9 +179,7 @@ def _heads(settings: PretrainSettings) -> HeadsSection:
         if objective.heads.of_pretraining != heads.of_pretraining:
             raise UserError(
                 "objective.phases",
-                f"found {objective.kind}, which trains {describe(objective.heads)}, but the last "
-                f"phase's objective {last.kind} trains {describe(heads)}. All phases must train "
-                "the same heads.",
+                f"trains {describe(objective.heads)}, but the last phase {describe(heads)}",
                 place=f"{settings.objective_key(phase)}.kind",
             )
     if settings.model.heads not in (HeadsSection(), heads):
@@ -298,18 +296,15 @@ def _check_rules(
         for name in own:
             names.setdefault(name, set()).add(type(found.phase.step.task))
     for key, wanted in rules.items():
+        place = f"train.evaluation.{key}"
         # The total losses of two objectives cannot be compared.
         allowed = [name for name, kinds in names.items() if key != "at_most" or len(kinds) == 1]
         for name in wanted:
             if name not in allowed:
-                raise UserError.unknown(
-                    "evaluation.unknown_score", name, allowed, place=f"train.evaluation.{key}"
-                )
+                raise UserError.unknown("evaluation.unknown_score", name, allowed, place=place)
         if key == "best_by" and not any(set(wanted) <= set(own) for own in together):
             raise UserError(
-                "evaluation.scores_apart",
-                f"found {all_of(wanted)}, which no single evaluation has",
-                place=f"train.evaluation.{key}",
+                "evaluation.scores_apart", f"no evaluation has {all_of(wanted)}", place=place
             )
 
 
@@ -335,9 +330,8 @@ def _origin(
     if same_direction != wanted:  # an imported model
         raise UserError(
             "run.other_heads",
-            f"found {root}, whose model has {describe(run.heads)}, but objective.kind "
-            f"{settings.objective_of(-1).kind} trains {describe(wanted)}. Use a new directory "
-            f"with --init-from {root}.",
+            f"found {root} with {describe(run.heads)}, but the objective has {describe(wanted)}. "
+            f"Use a new directory with --init-from {root}.",
             place="run_dir",
         )
     merged = {name: {**saved.get(name, {}), **paths} for name, paths in data._asdict().items()}

@@ -60,11 +60,7 @@ def evaluate_objective(
             paths = {"": phase.dataset}
     if not paths:
         why = "was imported" if phase is None else "mixes datasets"
-        raise UserError(
-            "evaluate.no_dataset",
-            f"missing, but {run.directory} {why} and has no held-out dataset of its own",
-            place="--dataset",
-        )
+        raise UserError("evaluate.no_dataset", f"needed: {run.directory} {why}", place="--dataset")
     loaded = load_params(run, checkpoint=checkpoint, ema=ema, mesh=open_mesh(mesh), define=define)
     run = run.of_phase(loaded.architecture, causal=loaded.heads.causal)
     task = objective_of(run, phase=loaded.phase)
@@ -120,9 +116,7 @@ def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:
         return phase.seq_length
     positions = run.architecture.max_position_embeddings
     if longest > positions:
-        raise UserError(
-            "evaluate.example_too_long",
-            f"an example has {longest} tokens, but {run.directory} has {positions} positions",
-            place="--dataset",
+        raise UserError.wrong(
+            "evaluate.example_too_long", f"{longest} tokens", positions, place="--dataset"
         )
     return bucket_of(longest, buckets_up_to(positions))

@@ -94,9 +94,7 @@ class SweepRecord:
             refuse_other_settings(root, held=held, asked=self._settings, free=FREE, what="sweep")
         elif (root / "config.yaml").exists():
             raise UserError(
-                "sweep.single_run",
-                f"{root} contains a single run. Use a new run_dir.",
-                place="run_dir",
+                "sweep.single_run", f"{root} is a single run. Use another.", place="run_dir"
             )
 
     @property
@@ -305,8 +303,7 @@ def _promote(
     best = record.best
     if best is None:
         raise RunStopped(
-            "sweep.no_score",
-            f"none of {len(record.results)} runs finished with a score. See {root / SWEEP}.",
+            "sweep.no_score", f"none of {len(record.results)} runs has a score. See {root / SWEEP}."
         )
     run = open_run(root / RUNS / best.point.name)
     loaded = load_params(run, checkpoint="auto", mesh=prepared.mesh)

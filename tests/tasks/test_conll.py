@@ -62,8 +62,8 @@ def test_line_ends_marks_and_odd_white_space_are_no_text(tmp_path: Path) -> None
     [
         ("a O\n\nb X O\n", {}, 3, "columns", {"found": 3, "allowed": 2, "before": 1}),
         ("a O\nb\n", {}, 2, "columns", {"found": 1, "allowed": 2, "before": 1}),
-        ("a O\n", {"label": 3}, 1, "column_missing", {"setting": "label_column", "least": 4}),
-        ("a O\n", {"token": 2}, 1, "column_missing", {"setting": "token_column", "least": 3}),
+        ("a O\n", {"label": 3}, 1, "column_missing", {"setting": "label_column", "columns": 2}),
+        ("a O\n", {"token": 2}, 1, "column_missing", {"setting": "token_column", "columns": 2}),
         ("a\n", {}, 1, "same_column", {"token": 0, "label": -1, "columns": 1}),
         ("a\tO\n\tO\n", {"separator": "\t"}, 2, "empty_token", {}),
         ("a\tO\nb\t\n", {"separator": "\t"}, 2, "no_label", {}),

@@ -126,9 +126,7 @@ def test_a_models_own_order_of_labels_is_kept(tmp_path: Path) -> None:
     assert family.heads.labels == order
     assert labels_of(family.splits["train"]) == [2, 1]
     others = ("LABEL_0", "LABEL_1", "LABEL_2")
-    labels = ["entailment", "neutral", "contradiction"]
-    values = {"found": "mnli", "labels": labels, "allowed": [*others]}
-    with refuses("glue.other_labels", place="task.name", **values):
+    with refuses("glue.other_labels", place="task.name", found="mnli", allowed=[*others]):
         glue(tmp_path, "mnli", "train", labels=others)
 
 

@@ -161,7 +161,7 @@ def test_the_right_choice_has_four_notations(
     [
         (f"{HEADER}\n", {}, "", "task.no_rows", {}),
         (f"{HEADER}\na,b,c,d\n", {}, ROW, "table.fields", {"found": 4, "allowed": 5}),
-        (f"{HEADER}\na,b,,d,1\n", {}, ROW, "choice.empty", {"column": "y", "choices": 3}),
+        (f"{HEADER}\na,b,,d,1\n", {}, f'{ROW}: column "y"', "choice.empty", {"choices": 3}),
         (f"{HEADER}\na,b,c,d,\n", {}, ROW, "choice.no_label", {}),
         (
             f"{HEADER}\na,b,c,d,3\n",

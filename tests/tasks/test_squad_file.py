@@ -81,7 +81,8 @@ def test_an_impossible_row_has_no_answers(tmp_path: Path) -> None:
     (only,) = read_question_rows(path, version="2.0", needs_answers=False).questions
     assert only.answers is None
     path.write_text(json.dumps(row | {"is_impossible": "False"}))
-    with refuses("squad.is_impossible", place=f"{path}: line 1: is_impossible", found="False"):
+    place = f'{path}: line 1: column "is_impossible"'
+    with refuses("squad.is_impossible", place=place, found="False"):
         read_question_rows(path, version="auto", needs_answers=True)
     path.write_text(json.dumps(row | {"is_impossible": 1, "answers": ANSWER}))
     with refuses("squad.impossible_with_answers", place=f"{path}: line 1", answers=2):
@@ -156,7 +157,8 @@ UNIT = {".jsonl": "line", ".parquet": "row"}
 )
 def test_other_answers_are_named(tmp_path: Path, answers: Any) -> None:
     path = rows_file(tmp_path / "rows.jsonl", [ANSWER, answers])
-    with refuses("squad.row_answers", place=f"{path}: line 2: answers", found=repr(answers)):
+    place = f'{path}: line 2: column "answers"'
+    with refuses("squad.row_answers", place=place, found=repr(answers)):
         read_question_rows(path, version="auto", needs_answers=True)
 
 

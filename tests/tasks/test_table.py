@@ -207,7 +207,8 @@ def test_parquet_of_datasets_has_the_names_of_classes(tmp_path: Path) -> None:
     metadata = {b"huggingface": json.dumps({"info": {"features": {"label": CLASSES}}})}
     columns = pa.table({"text": ["w1", "w2"], "label": [0, 2]}).replace_schema_metadata(metadata)
     pq.write_table(columns, train)
-    with refuses("table.class_number", place=f"{train}: row 2", found=2, last=1):
+    place = f'{train}: row 2: column "label"'
+    with refuses("table.class_number", place=place, found=2, last=1):
         table(tmp_path, "train", train=str(train), dev="unread.csv")
 
 

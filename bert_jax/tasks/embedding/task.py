@@ -32,16 +32,13 @@ class EmbeddingTask(VectorTask):
         if self.training.matryoshka and max(self.training.matryoshka) > width:
             raise UserError(
                 "embedding.matryoshka",
-                f"found {max(self.training.matryoshka)}, allowed: widths up to {width}, the width "
-                "of the model's vectors",
+                f"found {max(self.training.matryoshka)}, but vectors have the width {width}",
                 place="finetune.task.loss.matryoshka",
             )
         no_dropout = self.architecture.with_dropout(0.0)
         if self.training.kind == "simcse" and self.architecture == no_dropout:
-            raise UserError(
-                "embedding.no_dropout",
-                "found 0, but the loss simcse compares vectors of different dropout. Use 0.1.",
-                place="finetune.dropout",
+            raise UserError.wrong(
+                "embedding.no_dropout", 0, "more than 0 for simcse", place="finetune.dropout"
             )
 
     @property
@@ -56,8 +53,7 @@ class EmbeddingTask(VectorTask):
         if (found := np.size(train.row(0).targets[TEACHER])) != self._width:
             raise UserError(
                 "embedding.teacher_width",
-                f"found {self._width}, the width of the model's vectors, but the teacher's have "
-                f"{found}. Set it to {found}.",
+                f"found {self._width}, but the teacher's vectors have {found}. Use {found}.",
                 place="finetune.task.projection",
             )
 

@@ -17,15 +17,7 @@ from bert_jax.files.download import local_copy
 from bert_jax.files.read import read_bytes
 from bert_jax.files.remote import within
 from bert_jax.section import PathText
-from bert_jax.tasks.family import (
-    DataRequest,
-    Family,
-    FamilySection,
-    Record,
-    count_notes,
-    needs_labels,
-    shown_lines,
-)
+from bert_jax.tasks import family
 from bert_jax.tasks.glue.files import TASKS, GlueRows, GlueTask, TaskName, files_of, read_glue
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 from bert_jax.tasks.glue.tfds import read_tfds
@@ -53,7 +45,7 @@ FILES: Final = {
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
-class GlueSection(FamilySection):
+class GlueSection(family.FamilySection):
     """A GLUE task and the location of its files.
 
     ``{kind: glue, name: mrpc, data: glue/MRPC}``
@@ -82,7 +74,7 @@ class GlueSection(FamilySection):
         del name
         directory_of(self)
 
-    def open(self, request: DataRequest) -> Family:
+    def open(self, request: family.DataRequest) -> family.Family:
         """Opens the task.
 
         The labels come from `TASKS`. If the request has a model's labels, they set the order.
@@ -101,15 +93,15 @@ class GlueSection(FamilySection):
         examples: dict[str, list[TextExample]] = {}
         for name, found in _read(self, request).items():
             for what, lines in found.ragged.items():
-                notes += count_notes(name, {f"{what} {shown_lines(lines)}": len(lines)})
+                notes += family.count_notes(
+                    name, {f"{what} {family.shown_lines(lines)}": len(lines)}
+                )
             rows = found.rows[: self.train_limit] if name == "train" else found.rows
             if not rows:
                 raise UserError(
-                    "glue.no_examples",
-                    f"found no examples of {name} in {self.data}",
-                    place="task.data",
+                    "glue.no_examples", f"found no {name} in {self.data}", place="task.data"
                 )
-            required = needs_labels(name)
+            required = family.needs_labels(name)
             examples[name] = task.examples(rows, required=required, errors=RowErrors())
         return task.family(examples, request, notes=notes)
 
@@ -120,15 +112,14 @@ def _labelling(section: GlueSection, task: GlueTask, given: tuple[str, ...] | No
     if set(names) != set(task.names) and not len(names) == len(task.names) == 1:
         raise UserError(
             "glue.other_labels",
-            f'found "{section.name}" with the labels {commas(shown_labels(task.names))}, allowed: '
-            f"a task with the labels of the model, {commas(shown_labels(names))}",
+            f"found {section.name}, allowed: a task with the labels {commas(shown_labels(names))}",
             place="task.name",
         )
     problem = "regression" if section.name == "stsb" else "single_label"
     return Labelling(problem, names, column=task.label[0])
 
 
-def _read(section: GlueSection, request: DataRequest) -> dict[str, GlueRows]:
+def _read(section: GlueSection, request: family.DataRequest) -> dict[str, GlueRows]:
     found: dict[str, GlueRows] = {}
     for role in request.roles:
         if role == "input":
@@ -138,7 +129,7 @@ def _read(section: GlueSection, request: DataRequest) -> dict[str, GlueRows]:
         else:
             files = files_of(section.name, role, directory_of(section))
             for split, path in files.items():
-                found[split] = read_glue(path, section.name, labelled=needs_labels(role))
+                found[split] = read_glue(path, section.name, labelled=family.needs_labels(role))
     return found
 
 
@@ -146,17 +137,15 @@ def directory_of(section: GlueSection) -> Path:
     """Returns the local directory of a task's files. Raises UserError if it does not exist."""
     root = local_copy(section.data)
     if not root.is_dir():
-        raise UserError(
-            "glue.no_directory",
-            f'found no directory {root}{within(root)}, allowed: a directory, or "{TFDS}"',
-            place="task.data",
+        raise UserError.wrong(
+            "glue.no_directory", f"no {root}{within(root)}", f"a folder, {TFDS}", place="task.data"
         )
     inside = root / TASKS[section.name].directory
     return inside if inside.is_dir() else root
 
 
 def write_submission(
-    task: str, split: str, records: Sequence[Record], directory: Path
+    task: str, split: str, records: Sequence[family.Record], directory: Path
 ) -> list[Path]:
     """Writes a submission file, and an archive of all submission files in `directory`.
 
@@ -169,11 +158,9 @@ def write_submission(
     """
     name = FILES.get((task, split))
     if name is None:
-        raise UserError(
-            "glue.no_submission",
-            f'found split "{split}" of {task}, allowed: '
-            f"{commas([test for of, test in FILES if of == task])}",
-            place="submission",
+        allowed = [test for of, test in FILES if of == task]
+        raise UserError.wrong(
+            "glue.no_submission", f"{task}, {split}", commas(allowed), place="submission"
         )
     lines = ["index\tprediction"]
     lines += [f"{record['id']}\t{_spelled(task, record['prediction'])}" for record in records]

@@ -181,5 +181,5 @@ def _label(row: TableRow, column: str, layout: GlueTask) -> Any:
     if layout.spelled == "name" or len(layout.names) == 1 or str(found) in layout.names:
         return found
     numbers = tuple(map(str, range(len(layout.names))))
-    place = f'{row.place}: column "{column}"'
+    place = row.at(column)
     return layout.names[label_number(str(found), numbers, place=place)]

@@ -6,7 +6,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bert_jax.errors import UserError, commas, did_you_mean, first_line, not_installed
+from bert_jax.errors import UserError, first_line, not_installed
 from bert_jax.tasks.glue.files import GlueRows
 from bert_jax.tasks.labels import TextRow
 
@@ -44,21 +44,14 @@ def read_tfds(task: str, role: str, data_dir: str | None) -> dict[str, GlueRows]
 def _read(name: str, split: str, data_dir: str | None) -> GlueRows:
     builder = _builder(name, data_dir)
     if split not in builder.info.splits:
-        splits = list(builder.info.splits)
-        raise UserError(
-            "glue.tfds_split",
-            f'found no split "{split}" in {builder.data_path}, allowed: '
-            f"{commas(splits)}{did_you_mean(split, splits)}",
-            place=f"tfds {name}",
-        )
+        raise UserError.unknown("glue.tfds_split", split, builder.info.splits, place=f"tfds {name}")
     try:
         source = builder.as_data_source(split=split)
     except NotImplementedError:
         raise UserError(
             "glue.tfds_format",
-            f"found files of the format {builder.info.file_format.value} in {builder.data_path}, "
-            "allowed: array_record. Set another finetune.task.data_dir, or set finetune.task.data "
-            "to a directory with the original files.",
+            f"found {builder.info.file_format.value} in {builder.data_path}, allowed: "
+            "array_record. Set another finetune.task.data_dir.",
             place=f"tfds {name}",
         ) from None
     feature = builder.info.features["label"]
@@ -85,8 +78,8 @@ def _builder(name: str, data_dir: str | None) -> Any:
         directory = data_dir or "its default directory"
         raise UserError(
             "glue.tfds_unavailable",
-            f"could not be prepared in {directory} ({type(error).__name__}: {first_line(error)}). "
-            "Set finetune.task.data to a directory with the original files.",
+            f"not prepared in {directory} ({type(error).__name__}: {first_line(error)}). Set "
+            "finetune.task.data to a directory with the original files.",
             place=f"tfds {name}",
         ) from error
     return builder

@@ -24,8 +24,7 @@ class LateInteractionTask(VectorTask):
         if self.architecture.kind == "deberta" and how and how.query_expansion == "unattended":
             raise UserError(
                 "late_interaction.unattended",
-                "found unattended with DeBERTa, in which Hugging Face lets such tokens attend to "
-                "no token. Use attended.",
+                "DeBERTa cannot attend from unattended tokens. Use attended.",
                 place="finetune.task.query_expansion",
             )
 

@@ -116,9 +116,7 @@ def read_retrieval(directory: str, role: str) -> tuple[Retrieval, list[str]]:
     ]
     if not found:
         raise UserError(
-            "embedding.no_relevant_passage",
-            "found no query with a relevant passage (score 1 or higher) in the corpus",
-            place=judged[0],
+            "embedding.no_relevant_passage", "no relevant passage is in the corpus", place=judged[0]
         )
     notes = [
         f"{judged[0]}: {len(ids):,} judgements of ids that are not in {part} {effect}, first "
@@ -168,9 +166,7 @@ def id_of(row: TableRow, column: str) -> str:
 def _grade(row: TableRow) -> int:
     found = number_of(row.values.get("score", 1))
     if found is None or not found.is_integer():
-        raise RowError(
-            "embedding.grade",
-            f"found {row.values['score']!r}, allowed: a whole number",
-            place=f'{row.place}: column "score"',
+        raise RowError.wrong(
+            "embedding.grade", f"{row.values['score']!r}", "a whole number", place=row.at("score")
         )
     return int(found)

@@ -61,8 +61,7 @@ class SearchSection(RowsSection):
         if not dev:
             raise UserError(
                 f"{kind}.no_dev_rows",
-                f"cannot split off a dev set: all {len(rows):,} rows have the same "
-                f"{self.text_column}. Add rows, or set finetune.task.dev.",
+                f"all {len(rows):,} rows have the same {self.text_column}. Set finetune.task.dev.",
                 place=self.train,
             )
         notes.append(

@@ -12,18 +12,7 @@ from bert_jax.inference.comparison import comparison_of
 from bert_jax.model.section import HeadsSection
 from bert_jax.model.text_head import TextHeadSection, VectorHeadSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
-from bert_jax.tasks.family import (
-    Columns,
-    DataRequest,
-    Family,
-    Record,
-    Split,
-    ViewOfSplit,
-    count_notes,
-    needs_labels,
-    no_benchmark,
-    no_rows,
-)
+from bert_jax.tasks import family
 from bert_jax.tasks.scores import figures
 from bert_jax.tasks.search import retrieval
 from bert_jax.tasks.search.directory import read_retrieval
@@ -40,6 +29,7 @@ from bert_jax.tasks.search.tuples import (
 from bert_jax.text.tokenizer import Tokenizer
 
 SPEARMAN: Final = ("spearman", "pearson")
+_DIRECTORY: Final = "a directory with queries.jsonl, corpus.jsonl and qrels"
 TAUGHT: Final = ("margin_mse", "kl")  # losses that learn a teacher's scores
 
 
@@ -136,10 +126,8 @@ class VectorSearchSection(SearchSection):
     def _consistent(self) -> Self:
         low, high = self.score_range
         if low >= high:
-            raise SettingError(
-                "embedding.score_range",
-                f"found {commas(self.score_range)}, allowed: two increasing numbers",
-                place="score_range",
+            raise SettingError.wrong(
+                "embedding.score_range", (low, high), "increasing numbers", place="score_range"
             )
         negatives = {f"negatives.{at}": name for at, name in enumerate(self.negatives)}
         columns = {name: getattr(self, name) for name in ("anchor", "positive", "score")}
@@ -150,9 +138,7 @@ class VectorSearchSection(SearchSection):
         for name in self.loss.needed:
             if not getattr(self, name):
                 raise SettingError(
-                    "embedding.column",
-                    f"missing, but the loss {self.loss.kind} needs it. Set it to a column.",
-                    place=name,
+                    "embedding.column", f"missing, but loss {self.loss.kind} needs it", place=name
                 )
         return self
 
@@ -172,11 +158,11 @@ class VectorSearchSection(SearchSection):
         raise NotImplementedError
 
     @property
-    def view(self) -> "ViewOfSplit | None":
+    def view(self) -> "family.ViewOfSplit | None":
         """What the report shows of the dev set, see `Family.view`."""
         return None
 
-    def required(self, role: str) -> Columns:
+    def required(self, role: str) -> family.Columns:
         """Returns the columns of texts and ids, and of scores if the role needs them."""
         return self.columns(role).required
 
@@ -212,7 +198,7 @@ class VectorSearchSection(SearchSection):
             texts.append(("task.positive", self._positive(role)))
         if self.loss.contrasts and not scored and role != "input":
             texts += [("task.negatives", name) for name in self.negatives]
-        score, needed = self.score if scored else None, scored and needs_labels(role)
+        score, needed = self.score if scored else None, scored and family.needs_labels(role)
         ignored: tuple[str, ...] = ()
         if self.loss.contrasts and not self.loss.taught and role == "train":
             ignored = SCORES if self.score is None else (self.score,)
@@ -223,13 +209,12 @@ class VectorSearchSection(SearchSection):
         if self.positive is None:
             raise UserError(
                 "embedding.no_pairs",
-                f"missing, but {role} is a table of pairs. Set it to a column, or set {role} to a "
-                "directory with queries.jsonl, corpus.jsonl and qrels.",
+                f"missing, but {role} is a table. Set it to a column, or {role} to {_DIRECTORY}.",
                 place="task.positive",
             )
         return self.positive
 
-    def open(self, request: DataRequest) -> Family:
+    def open(self, request: family.DataRequest) -> family.Family:
         """Opens the tables and directories.
 
         If there is no dev set, `hold_out` takes one from the training set, without separating equal
@@ -238,7 +223,7 @@ class VectorSearchSection(SearchSection):
         """
         head = self.head(request.text_head, request.tokenizer)
         tables: dict[str, Sequence[TextTuple]] = {}
-        splits: dict[str, Split] = {}
+        splits: dict[str, family.Split] = {}
         notes: list[str] = []
         for role in ("train", "dev", "test", "input"):
             if role not in request.roles or (role == "dev" and self.dev is None):
@@ -262,22 +247,21 @@ class VectorSearchSection(SearchSection):
         if isinstance(chosen_by, TextsSplit) and (reason := chosen_by.undecided) is not None:
             raise UserError(
                 "embedding.dev_undecided",
-                f"found {reason}, so every model has the same score. Use a larger file, or "
-                f"without dev a larger dev_fraction (now {self.dev_fraction}).",
+                f"found {reason}. Use a larger file or dev_fraction (now {self.dev_fraction}).",
                 place="task.dev",
             )
         for role, split in splits.items():
-            notes += count_notes(role, split.findings)
+            notes += family.count_notes(role, split.findings)
         held = next((split for role, split in splits.items() if role != "train"), None)
         ranked = isinstance(held, retrieval.RetrievalSplit)
-        return Family(
+        return family.Family(
             heads=self.heads(head),
             best_metric=retrieval.FIGURES[0] if ranked else SPEARMAN[0],
             splits={role: splits[role] for role in request.roles},
             notes=tuple(notes),
             score=_score,
             scored=("label", "prediction", "ranks"),
-            write_official=no_benchmark(self.kind),
+            write_official=family.no_benchmark(self.kind),
             view=self.view,
             constant=retrieval.one_order if ranked else None,
         )
@@ -286,19 +270,18 @@ class VectorSearchSection(SearchSection):
         table, errors = self.rows(source, role)
         rows = read_tuples(table, self.columns(role), errors)
         if not rows:
-            raise no_rows(source, errors)
+            raise family.no_rows(source, errors)
         notes += errors.note(source, kept=len(rows))
         return rows
 
     def _held_out(
-        self, request: DataRequest, rows: Sequence[TextTuple] | None, notes: list[str]
+        self, request: family.DataRequest, rows: Sequence[TextTuple] | None, notes: list[str]
     ) -> tuple[list[TextTuple], list[TextTuple]]:
         """Splits the training rows, which are read if they are None."""
         if self.loss.single:
             raise UserError(
                 "embedding.no_dev",
-                "missing, but single texts have no scores. Set it to a table of pairs, or to a "
-                "directory with queries.jsonl, corpus.jsonl and qrels.",
+                f"missing, but single texts have no scores. Set it to pairs or {_DIRECTORY}.",
                 place="task.dev",
             )
         if rows is None:
@@ -309,8 +292,12 @@ class VectorSearchSection(SearchSection):
         )
 
     def _split(
-        self, role: str, rows: Sequence[TextTuple], request: DataRequest, head: VectorHeadSection
-    ) -> Split:
+        self,
+        role: str,
+        rows: Sequence[TextTuple],
+        request: family.DataRequest,
+        head: VectorHeadSection,
+    ) -> family.Split:
         """Returns the split of a table: tuples, or for dev and test without scores a retrieval."""
         if role in ("dev", "test") and not self.scored(role):
             return _retrieval_split(retrieval.retrieval_of(rows), request, head)
@@ -329,14 +316,14 @@ class VectorSearchSection(SearchSection):
 
 
 def _retrieval_split(
-    data: retrieval.Retrieval, request: DataRequest, head: VectorHeadSection
+    data: retrieval.Retrieval, request: family.DataRequest, head: VectorHeadSection
 ) -> retrieval.RetrievalSplit:
     return retrieval.RetrievalSplit(
         data, head=head, tokenizer=request.tokenizer, max_length=request.max_length
     )
 
 
-def _score(records: Sequence[Record]) -> dict[str, float]:
+def _score(records: Sequence[family.Record]) -> dict[str, float]:
     """Returns the scores of labelled records, {} if there are none."""
     labelled = [record for record in records if record["label"] is not None]
     if not labelled:

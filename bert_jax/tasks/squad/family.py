@@ -14,18 +14,7 @@ from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.rows.collate import assemble, special_tokens
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.tasks.family import (
-    DataRequest,
-    Encoded,
-    Family,
-    FilesSection,
-    Record,
-    Split,
-    content_hash,
-    count_notes,
-    needs_labels,
-    task_heads,
-)
+from bert_jax.tasks import family
 from bert_jax.tasks.squad.answers import (
     Answers,
     WindowCandidates,
@@ -43,7 +32,7 @@ TUNED_THRESHOLD = "null_threshold"  # key of the threshold in the dev scores
 _REMEMBERED = 64  # number of tokenized contexts, and of questions, to cache
 
 
-class SquadSection(FilesSection):
+class SquadSection(family.FilesSection):
     """SQuAD 1.1 or 2.0, from JSON files, or from .jsonl and .parquet of `datasets`.
 
     The defaults match google-research/bert.
@@ -74,7 +63,7 @@ class SquadSection(FilesSection):
         del role
         return "question", "context", "answers"
 
-    def open(self, request: DataRequest) -> Family:
+    def open(self, request: family.DataRequest) -> family.Family:
         """Reads the files of the requested roles.
 
         Raises UserError if a role has no file, if a file is malformed, or if `max_length` leaves no
@@ -85,8 +74,7 @@ class SquadSection(FilesSection):
         if request.max_length < least:
             raise UserError(
                 "squad.max_length",
-                f"found {request.max_length}, allowed: at least {least} with "
-                f"task.max_query_length={self.max_query_length}",
+                f"found {request.max_length}, allowed: {least} or more (task.max_query_length)",
                 place="max_length",
             )
         paths = {role: request.source(self, role) for role in request.roles}
@@ -96,7 +84,7 @@ class SquadSection(FilesSection):
         with_null = "2.0" in found or (self.version == "auto" and tuned is not None)
         threshold = tuned if self.null_threshold is None else self.null_threshold
         notes: list[str] = []
-        splits: dict[str, Split] = {}
+        splits: dict[str, family.Split] = {}
         for role, file in files.items():
             splits[role] = split = SquadSplit(
                 file.questions,
@@ -113,11 +101,11 @@ class SquadSection(FilesSection):
                     f"no answer is in its context at answer_start (questions: {split.skipped:,})",
                     place=paths[role],
                 )
-            notes += count_notes(paths[role], split.findings)
+            notes += family.count_notes(paths[role], split.findings)
         if with_null and threshold is None and "dev" not in splits:
             notes.append("task.null_threshold: not set and not tuned on a dev set; using 0")
-        return Family(
-            heads=task_heads("question_answering"),
+        return family.Family(
+            heads=family.task_heads("question_answering"),
             best_metric="f1",
             splits=splits,
             notes=tuple(notes),
@@ -127,14 +115,14 @@ class SquadSection(FilesSection):
         )
 
     def _read(self, source: Path | MemoryTable, role: str) -> SquadFile:
-        needed = needs_labels(role)
+        needed = family.needs_labels(role)
         if isinstance(source, MemoryTable) or source.suffix in SUFFIXES:
             return read_question_rows(source, version=self.version, needs_answers=needed)
         return read_squad(source, version=self.version, needs_answers=needed)
 
 
 def _write_json(
-    with_null: bool, split: str, records: Sequence[Record], directory: Path
+    with_null: bool, split: str, records: Sequence[family.Record], directory: Path
 ) -> Sequence[Path]:
     """Writes predictions in the format of `run_squad.py`, which the official scripts read.
 
@@ -158,7 +146,7 @@ class _WindowedQuestion(NamedTuple):
     target: tuple[int, int]  # first and last piece of the answer; (-1, -1) for no answer
 
 
-class SquadSplit(Split):
+class SquadSplit(family.Split):
     """The windows of all questions of a file. Each window is one row; `row` encodes it."""
 
     def __init__(
@@ -205,7 +193,7 @@ class SquadSplit(Split):
                 lengths.append(others + end - start)
         self.lengths = np.array(lengths, np.int32)
         self.examples = len(asked_questions)
-        self.fingerprint = content_hash(asked.question for asked in asked_questions)
+        self.fingerprint = family.content_hash(asked.question for asked in asked_questions)
         self.skipped = len(questions) - self.examples
         answered = sum(bool(question.answers) for question in questions)
         self.findings = {
@@ -216,7 +204,7 @@ class SquadSplit(Split):
             "and are truncated (task.max_query_length)": cut,
         }
 
-    def row(self, index: int) -> Encoded:
+    def row(self, index: int) -> family.Encoded:
         """Returns one window: `[CLS] question [SEP] window [SEP]`.
 
         In training, the targets "start" and "end" are the indices in the row of the answer's first
@@ -228,10 +216,10 @@ class SquadSplit(Split):
         context = self._pieces(question.context).ids[start:end]
         ids, first, _ = assemble(query, context, self._tokenizer, max_length=self._max_length)
         if self._role != "train":
-            return Encoded((ids,), (first,), {})
+            return family.Encoded((ids,), (first,), {})
         inside = start <= answer[0] and answer[1] < end
         targets = [piece - start + first if inside else 0 for piece in answer]
-        return Encoded((ids,), (first,), {"start": targets[0], "end": targets[1]})
+        return family.Encoded((ids,), (first,), {"start": targets[0], "end": targets[1]})
 
     def question(self, index: int) -> SquadQuestion:
         """Returns the question of a window."""
@@ -254,7 +242,9 @@ class SquadSplit(Split):
         """Returns whether a row is the first window of a question."""
         return self._rows[row][1] == 0
 
-    def records(self, reduced: Sequence[WindowCandidates], *, first: int = 0) -> list[Record]:
+    def records(
+        self, reduced: Sequence[WindowCandidates], *, first: int = 0
+    ) -> list[family.Record]:
         """Returns the record of each question; see `to_record`."""
         rows = self._rows[first : first + len(reduced)]
         asked = [question for question, window in rows if window == 0]
@@ -293,7 +283,7 @@ class SquadSplit(Split):
 
 def _records(
     asked: Sequence[_WindowedQuestion], found: Sequence[Answers], *, threshold: float
-) -> list[Record]:
+) -> list[family.Record]:
     """Returns the records of questions with their answers."""
     records = []
     for (question, _, _), answers in zip(asked, found, strict=True):

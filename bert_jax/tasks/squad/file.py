@@ -1,7 +1,7 @@
 """Reads and checks SQuAD files."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import pydantic
@@ -72,24 +72,47 @@ def read_squad(
         content = validate(_File, values, source=str(path))
     impossible = sum(bool(question.is_impossible) for *_, question in _walk(content))
     if version == "1.1" and impossible:
-        raise UserError(
-            "squad.impossible_in_1_1",
-            f"found {impossible:,} questions with is_impossible, but version 1.1 has none. Set "
-            'version to "2.0" or "auto".',
-            place=path,
+        raise UserError.wrong(
+            "squad.impossible_in_1_1", f"{impossible:,} is_impossible", "in 2.0 only", place=path
         )
     if version == "auto":
         says_2 = str(content.version).lower().removeprefix("v").startswith("2")
         version = "2.0" if impossible or says_2 else "1.1"
-    questions = list(_questions(content, path, version=version, needs_answers=needs_answers))
-    return checked_file(path, version, questions)
+    questions = _questions(content, path, version=version)
+    return checked_file(path, version, questions, needs_answers=needs_answers)
 
 
-def checked_file(source: object, version: Version, questions: list[SquadQuestion]) -> SquadFile:
-    """Returns the content of a file. Raises UserError if it has no question."""
-    if not questions:
+def checked_file(
+    source: object,
+    version: Version,
+    questions: Iterable[tuple[str, SquadQuestion]],
+    *,
+    needs_answers: bool,
+    unique: bool = True,
+) -> SquadFile:
+    """Returns the content of a file from its questions and their places.
+
+    Raises UserError if there is no question, if an id repeats although ids are `unique`, or if
+    answers are unknown although `needs_answers` is set.
+    """
+    places: dict[str, str] = {}
+    found: list[SquadQuestion] = []
+    for place, question in questions:
+        first = places.setdefault(question.id, place)
+        if unique and first != place:
+            shown = f'the id "{question.id}" twice, first in {first}'
+            raise UserError.wrong("squad.repeated_id", shown, "each id once", place=place)
+        if question.answers is None and needs_answers:
+            raise UserError.wrong(
+                "squad.no_answers",
+                "none",
+                "one, or is_impossible in 2.0",
+                place=f"{place}: answers",
+            )
+        found.append(question)
+    if not found:
         raise UserError.wrong("squad.no_questions", "no question", "at least one", place=source)
-    return SquadFile(version, questions)
+    return SquadFile(version, found)
 
 
 def impossible_with_answers(place: str, answers: int) -> UserError:
@@ -168,30 +191,16 @@ def _walk(content: _File) -> Iterator[tuple[str, _Article, _Paragraph, _Question
 
 
 def _questions(
-    content: _File, path: epath.Path, *, version: Version, needs_answers: bool
-) -> Iterator[SquadQuestion]:
-    places: dict[str, str] = {}
-    for place, article, paragraph, question in _walk(content):
-        number = str(question.id)
-        first = places.setdefault(number, place)
-        if first is not place:
-            raise UserError(
-                "squad.repeated_id",
-                f'found the id "{number}" twice, first in {first}, allowed: each id once',
-                place=f"{path}: {place}",
-            )
+    content: _File, path: epath.Path, *, version: Version
+) -> Iterator[tuple[str, SquadQuestion]]:
+    """Yields each question with its place."""
+    for within, article, paragraph, question in _walk(content):
+        place = f"{path}: {within}"
         if question.is_impossible and any(answer.text for answer in question.answers or ()):
-            raise impossible_with_answers(f"{path}: {place}", len(question.answers or ()))
-        answers = _answers(question, version=version)
-        if answers is None and needs_answers:
-            raise UserError(
-                "squad.no_answers",
-                "found none, allowed: at least one, or is_impossible in version 2.0",
-                place=f"{path}: {place}.answers",
-            )
-        yield SquadQuestion(
-            number, article.title or "", question.question, paragraph.context, answers
-        )
+            raise impossible_with_answers(place, len(question.answers or ()))
+        title, answers = article.title or "", _answers(question, version=version)
+        name, text = str(question.id), question.question
+        yield place, SquadQuestion(name, title, text, paragraph.context, answers)
 
 
 def _answers(question: _Question, *, version: Version) -> tuple[Answer, ...] | None:

@@ -38,10 +38,8 @@ def read_question_rows(
     rows: list[tuple[TableRow, tuple[Answer, ...] | None]] = []
     for row in table:
         if not {"question", "context"} <= row.values.keys():
-            raise UserError(
-                "squad.columns",
-                f"found the columns {commas(row.values)}, allowed: question, context",
-                place=row.place,
+            raise UserError.wrong(
+                "squad.columns", commas(row.values), "question, context", place=row.place
             )
         rows.append((row, _answers(row, lenient=in_memory and not needs_answers)))
     some = any(answers for _, answers in rows)
@@ -49,43 +47,32 @@ def read_question_rows(
         none = any(answers == () for _, answers in rows)
         version = "2.0" if some and none else "1.1"
     questions = []
-    places: dict[str, str] = {}
     for number, (row, answers) in enumerate(rows):
-        place = row.place
         if answers == () and not (some and version == "2.0"):
             answers = None
-        if answers is None and needs_answers:
-            raise UserError(
-                "squad.no_answers",
-                "found none, allowed: at least one, or is_impossible in version 2.0",
-                place=f"{place}: answers",
-            )
-        name = str(row.values.get("id", number))
-        if (first := places.setdefault(name, place)) is not place and not in_memory:
-            raise UserError(
-                "squad.repeated_id",
-                f'found the id "{name}" twice, first in {first}, allowed: each id once',
-                place=place,
-            )
         title = row.values.get("title")
-        title = title if isinstance(title, str) else ""
-        question, context = row.text("question"), row.text("context")
-        questions.append(SquadQuestion(name, title, question, context, answers))
-    return checked_file(source, version, questions)
+        question = SquadQuestion(
+            id=str(row.values.get("id", number)),
+            title=title if isinstance(title, str) else "",
+            question=row.text("question"),
+            context=row.text("context"),
+            answers=answers,
+        )
+        questions.append((row.place, question))
+    unique = not in_memory
+    return checked_file(source, version, questions, needs_answers=needs_answers, unique=unique)
 
 
 def _answers(row: TableRow, *, lenient: bool) -> tuple[Answer, ...] | None:
     """Returns the answers of a row, () if there are none, and None if they are unknown."""
     found = row.values.get("answers")
     pairs = _pairs(found)
-    is_impossible = row.values.get("is_impossible")
-    if is_impossible not in (None, False, True):  # also 0 and 1
-        raise UserError(
-            "squad.is_impossible",
-            f"found {is_impossible!r}, allowed: true or false",
-            place=f"{row.place}: is_impossible",
+    marked = row.values.get("is_impossible")
+    if marked not in (None, False, True):  # also 0 and 1
+        raise UserError.wrong(
+            "squad.is_impossible", f"{marked!r}", "true or false", place=row.at("is_impossible")
         )
-    if is_impossible:
+    if marked:
         if pairs and any(text for text, _ in pairs):
             raise impossible_with_answers(row.place, len(pairs))
         return ()
@@ -97,7 +84,7 @@ def _answers(row: TableRow, *, lenient: bool) -> tuple[Answer, ...] | None:
         raise UserError(
             "squad.row_answers",
             f"found {found!r:.60}, allowed: lists text and answer_start of equal length",
-            place=f"{row.place}: answers",
+            place=row.at("answers"),
         )
     # Some programs write an empty text for a question without an answer.
     return tuple(Answer(text, start) for text, start in pairs if text)

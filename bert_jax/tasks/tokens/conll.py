@@ -134,8 +134,7 @@ def read_conll(
         elif len(fields) != width:
             raise UserError(
                 "tokens.columns",
-                f"found {len(fields)} columns, allowed: {width}, as in line {before}. Write one "
-                "token on each line, with its label, such as Paris B-LOC.",
+                f"found {len(fields)}, allowed: {width} (line {before}), one token on each line",
                 place=place,
             )
         before, width = number, len(fields)
@@ -144,8 +143,7 @@ def read_conll(
         if labelled and label_at == token_at:
             raise UserError(
                 "tokens.same_column",
-                f"token_column {token} and label_column {label} are the same column (of {width}). "
-                "Set two different columns.",
+                f"token_column {token} and label_column {label} are the same of {width} columns",
                 place=place,
             )
         if not fields[token_at]:
@@ -158,9 +156,7 @@ def read_conll(
         Sentence(*map(list, zip(*block, strict=True)), whole_text=None) for block in blocks if block
     ]
     if not sentences:
-        raise UserError.wrong(
-            "tokens.no_sentences", "no sentence", "one token per line, in columns", place=path
-        )
+        raise UserError.wrong("tokens.no_sentences", "no sentence", "a token per line", place=path)
     _refuse_index(path, sentences, token_at, width)
     _refuse_header(path, sentences[0])
     languages, sentences = _without_languages(path, sentences)
@@ -189,10 +185,7 @@ def _refuse_brackets(file: ConllFile) -> None:
     if opening and all(map(_BRACKETS.fullmatch, file.names)):
         line, name = file.first(opening)
         raise UserError(
-            "tokens.brackets",
-            f"found the label {name}, allowed: one label for each token, such as B-PER. Write "
-            "brackets as IOB2.",
-            place=file.place(line),
+            "tokens.brackets", f"found {name}. Write IOB2, such as B-PER.", place=file.place(line)
         )
 
 
@@ -283,9 +276,8 @@ def _refuse_index(path: Path, sentences: Sequence[Sentence], token: int, width: 
     if width >= 3 and len(tokens) > 1 and all(map(is_whole, tokens)):
         raise UserError(
             "tokens.index_column",
-            f"found only numbers in column {token} of {width}. Set finetune.task.token_column to "
-            f"the column of the tokens, such as {(token + 1) % width}, and "
-            "finetune.task.label_column to the column of the labels.",
+            f"found only numbers in column {token} of {width}. Set finetune.task.token_column "
+            f"(such as {(token + 1) % width}) and finetune.task.label_column.",
             place=path,
         )
 
@@ -296,8 +288,7 @@ def _refuse_header(path: Path, first: Sentence) -> None:
     if all(map(_COLUMN_NAME.fullmatch, header)):
         raise UserError(
             "tokens.header",
-            f"found the names of columns {commas(header)}, allowed: a token with its label. "
-            "Remove the line.",
+            f"found the header {commas(header)}. Remove it.",
             place=f"{path}: line {first.lines[0]}",
         )
 
@@ -305,10 +296,7 @@ def _refuse_header(path: Path, first: Sentence) -> None:
 def _column(place: str, fields: list[str], key: str, number: int) -> int:
     """Converts a column to a non-negative index. Raises UserError if the line lacks the column."""
     if not -len(fields) <= number < len(fields):
-        least = number + 1 if number >= 0 else -number
         raise UserError(
-            "tokens.column_missing",
-            f"found {len(fields)} columns, allowed: at least {least} ({key}: {number})",
-            place=place,
+            "tokens.column_missing", f"{key} is {number} of {len(fields)} columns", place=place
         )
     return number % len(fields)

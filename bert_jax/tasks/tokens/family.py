@@ -12,22 +12,10 @@ import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.rows.collate import Ragged
-from bert_jax.errors import UserError, all_of, commas
+from bert_jax.errors import UserError, commas
 from bert_jax.files.atomic import write_whole
 from bert_jax.section import Strings
-from bert_jax.tasks.family import (
-    NO_LABEL,
-    DataRequest,
-    Encoded,
-    Family,
-    FilesSection,
-    Record,
-    Split,
-    content_hash,
-    count_notes,
-    needs_labels,
-    task_heads,
-)
+from bert_jax.tasks import family
 from bert_jax.tasks.labels import too_few_labels, unknown_label
 from bert_jax.tasks.tokens import entities
 from bert_jax.tasks.tokens.conll import ConllFile, Sentence, read_conll
@@ -37,7 +25,7 @@ from bert_jax.tasks.tokens.windows import Window, cut_windows
 from bert_jax.text.tokenizer import Tokenizer
 
 
-class TokenClassificationSection(FilesSection):
+class TokenClassificationSection(family.FilesSection):
     """CoNLL files: columns, with an empty line between sentences.
 
     If a test file has no label column, `label_column` should not be negative. Files named .jsonl
@@ -84,7 +72,7 @@ class TokenClassificationSection(FilesSection):
         del role
         return "tokens", self.class_columns[0]
 
-    def open(self, request: DataRequest) -> Family:
+    def open(self, request: family.DataRequest) -> family.Family:
         """Opens the files.
 
         If the request has no labels, `complete_labels` derives them from the training set. Raises
@@ -94,11 +82,8 @@ class TokenClassificationSection(FilesSection):
         room = request.max_length - 2
         stride = self.stride or -(-room // 2)
         if stride > room:
-            raise UserError(
-                "tokens.stride",
-                f"found {stride}, allowed: 1 to {room}, the pieces that fit in a row of "
-                f"max_length {request.max_length} besides [CLS] and [SEP]",
-                place="task.stride",
+            raise UserError.wrong(
+                "tokens.stride", stride, f"1 to {room} (max_length - 2)", place="task.stride"
             )
         roles = request.roles
         if request.labels is None and "train" not in roles:
@@ -137,13 +122,13 @@ class TokenClassificationSection(FilesSection):
             ranges = "lines of divided or missing words, such as 1-2 and 8.1, are skipped"
             found = {**split.findings, stray: file.stray_labels, comments: file.comments}
             found |= {ranges: file.ranges}
-            notes += count_notes(file.path, found)
+            notes += family.count_notes(file.path, found)
             if file.languages:
                 shown = ", ".join(file.languages)
                 notes.append(f"{file.path}: the language before each token is removed: {shown}")
             notes += _contradictions(file, scheme) if exact else []
-        return Family(
-            heads=task_heads("token_classification", labels=labels, **facts),
+        return family.Family(
+            heads=family.task_heads("token_classification", labels=labels, **facts),
             best_metric="accuracy" if scheme == "none" else "f1",
             splits=splits,
             notes=tuple(notes),
@@ -152,14 +137,14 @@ class TokenClassificationSection(FilesSection):
         )
 
 
-def _score(scheme: entities.Scheme, records: Sequence[Record]) -> dict[str, float]:
+def _score(scheme: entities.Scheme, records: Sequence[family.Record]) -> dict[str, float]:
     """Scores entities if the scheme has spans, otherwise tokens."""
     scores = entities.label_scores if scheme == "none" else entities.entity_scores
     return scores([r["label"] for r in records], [r["prediction"] for r in records])
 
 
 def _write_conll(
-    separator: str, split: str, records: Sequence[Record], directory: Path
+    separator: str, split: str, records: Sequence[family.Record], directory: Path
 ) -> Sequence[Path]:
     """Writes ``SPLIT.conll`` for conlleval, with columns token, label (if known), prediction."""
     blocks = []
@@ -172,9 +157,9 @@ def _write_conll(
     return [path]
 
 
-def _read(section: TokenClassificationSection, request: DataRequest, role: str) -> ConllFile:
+def _read(section: TokenClassificationSection, request: family.DataRequest, role: str) -> ConllFile:
     source = request.source(section, role)
-    labelled, columns = needs_labels(role), (section.token_column, section.label_column)
+    labelled, columns = family.needs_labels(role), (section.token_column, section.label_column)
     if isinstance(source, MemoryTable) or source.suffix in SUFFIXES:
         token, label = columns
         return read_sentence_rows(
@@ -212,10 +197,7 @@ def _how_read(train: ConllFile) -> list[str]:
 def _number(path: Path, key: str, column: int | str) -> int:
     if isinstance(column, str):
         raise UserError(
-            "tokens.column_name",
-            f'found "{column}", allowed for {path}: the number of a column, from 0. Only '
-            f"{all_of(SUFFIXES)} have columns with names.",
-            place=key,
+            "tokens.column_name", f'found "{column}", allowed for {path}: a number', place=key
         )
     return column
 
@@ -231,10 +213,9 @@ def _scheme_of_file(
         notes.append(f"{train.path}: the scheme of its labels is {how}")
     elif wrong := {name for name in train.names if not entities.fits(name, scheme)}:
         line, name = train.first(wrong)
-        raise UserError(
-            "tokens.label_outside_scheme",
-            f'found the label "{name}", allowed in {scheme}: {commas(entities.labels_of(scheme))}',
-            place=train.place(line),
+        allowed = commas(entities.labels_of(scheme))
+        raise UserError.wrong(
+            "tokens.label_outside_scheme", f"{name} in {scheme}", allowed, place=train.place(line)
         )
     return scheme
 
@@ -244,10 +225,7 @@ def _scheme_of_model(section: TokenClassificationSection, labels: Sequence[str])
     for name in labels:
         if scheme is not None and not entities.fits(name, scheme):
             raise UserError(
-                "tokens.scheme",
-                f"{section.scheme} does not allow the model's label {name}. Set "
-                f"finetune.task.scheme: {found}.",
-                place="task.scheme",
+                "tokens.scheme", f"{section.scheme} lacks {name}. Set {found}.", place="task.scheme"
             )
     return scheme or found
 
@@ -281,7 +259,7 @@ class _Row(NamedTuple):
     window: Window
 
 
-class TokenSplit(Split):
+class TokenSplit(family.Split):
     """The sentences of a file. A long sentence has several rows, its windows."""
 
     def __init__(
@@ -301,7 +279,7 @@ class TokenSplit(Split):
         pieces, such as a control character, becomes [UNK].
         """
         self._sentences, self._special = sentences, tokenizer.special
-        self.examples, self.fingerprint = len(sentences), content_hash(sentences)
+        self.examples, self.fingerprint = len(sentences), family.content_hash(sentences)
         self._names, self._spans = labels, spans
         self._ids = {name: index for index, name in enumerate(labels)}
         encoded = tokenizer.encode_parts([sentence.tokens for sentence in sentences])
@@ -333,7 +311,7 @@ class TokenSplit(Split):
             ),
         }
 
-    def row(self, index: int) -> Encoded:
+    def row(self, index: int) -> family.Encoded:
         """Returns a window. Its labels are at the first pieces of the words that it predicts.
 
         A word in two windows therefore counts once in the loss and the scores.
@@ -345,11 +323,11 @@ class TokenSplit(Split):
         labels = self._sentences[row.sentence].labels
         targets = {}
         if labels is not None:
-            target = np.full(len(ids), NO_LABEL, np.int32)
+            target = np.full(len(ids), family.NO_LABEL, np.int32)
             read = labels[window.read : window.read_end]
             target[self._first_pieces(row)] = [self._ids[name] for name in read]
             targets = {"labels": target}
-        return Encoded([ids], [len(ids)], targets)
+        return family.Encoded([ids], [len(ids)], targets)
 
     def reduce(self, index: int, logits: np.ndarray) -> np.ndarray:
         """Returns (label id, probability) of the words that a row predicts, [words, 2]."""
@@ -362,7 +340,7 @@ class TokenSplit(Split):
         """Returns whether a row is the first window of a sentence."""
         return row == 0 or self._rows[row].sentence > self._rows[row - 1].sentence
 
-    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[Record]:
+    def records(self, reduced: Sequence[np.ndarray], *, first: int = 0) -> list[family.Record]:
         """Returns records with a predicted label for every token, and with whole entities."""
         # Each word is predicted in exactly one row, and rows are in word order.
         words = iter(np.concatenate(reduced).tolist())
@@ -376,7 +354,7 @@ class TokenSplit(Split):
             predicted = [self._names[int(label)] for label, _ in found]
             chances = [chance for _, chance in found]
             text, offsets = place_tokens(sentence)
-            record: Record = {
+            record: family.Record = {
                 "id": number,
                 "text": text,
                 "tokens": list(sentence.tokens),

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, read_table
-from bert_jax.errors import UserError, commas, one_of
+from bert_jax.errors import UserError, commas
 from bert_jax.tasks.family import no_rows
 from bert_jax.tasks.label_values import is_list_text
 from bert_jax.tasks.tokens.conll import ConllFile, Sentence
@@ -56,8 +56,8 @@ def read_sentence_rows(
     sentences: list[Sentence] = []
     numbered = 0
     for row in table:
-        of_tokens = _column(row, token, TOKENS, "token_column") or ""
-        column = _column(row, label, LABELS, "label_column", labelled)
+        of_tokens = _column(row, token, TOKENS, "task.token_column") or ""
+        column = _column(row, label, LABELS, "task.label_column", labelled)
         if isinstance(label, int) and column is not None and column not in _ENTITIES:
             _require_one(row)
         found = None if column is None else row.labels(column)
@@ -90,14 +90,11 @@ def _column(
     row: TableRow, asked: int | str, usual: Sequence[str], key: str, required: bool = True
 ) -> str | None:
     """Returns the column that the setting `key` names, or the first usual one."""
-    allowed = usual if isinstance(asked, int) else (asked,)
-    found = next((name for name in allowed if name in row.values), None)
+    usual = usual if isinstance(asked, int) else (asked,)
+    found = next((name for name in usual if name in row.values), None)
     if found is None and required:
-        raise UserError(
-            "tokens.row_column",
-            f"found the columns {commas(row.values)}, allowed: {one_of(allowed)}, or another one "
-            f"in task.{key}",
-            place=row.place,
+        raise UserError.wrong(
+            "tokens.row_column", commas(row.values), f"{commas(usual)} or {key}", place=row.place
         )
     return found
 
@@ -106,22 +103,16 @@ def _require_one(row: TableRow) -> None:
     """Raises UserError if several columns have lists, because one may have parts of speech."""
     lists = [name for name in LABELS if isinstance(row.values.get(name), list | tuple)]
     if len(lists) > 1:
-        raise UserError(
-            "tokens.label_columns",
-            f"found lists in the columns {commas(lists)}. Set finetune.task.label_column to the "
-            "column of the labels.",
-            place=row.place,
+        raise UserError.wrong(
+            "tokens.label_columns", commas(lists), "one in task.label_column", place=row.place
         )
 
 
 def _refuse_list_text(row: TableRow, column: str, tokens: Any) -> None:
     """Raises UserError for tokens as pandas writes them to a CSV: ``"['EU', 'rejects']"``."""
     if isinstance(tokens, str) and is_list_text(tokens.strip()):
-        raise UserError(
-            "tokens.list_text",
-            f'column "{column}": found {tokens!r:.60}, a list written as text, allowed: a '
-            "list. Write the rows to a .jsonl or a .parquet.",
-            place=row.place,
+        raise UserError.wrong(
+            "tokens.list_text", f"{tokens!r:.60}", "a list (.jsonl, .parquet)", place=row.at(column)
         )
 
 
@@ -134,10 +125,8 @@ def _require_tokens(row: TableRow, column: str, tokens: Any) -> None:
     texts = isinstance(tokens, list | tuple) and all(isinstance(t, str) and t for t in tokens)
     # In memory, each row needs a prediction.
     if not texts or (in_memory and not tokens):
-        raise UserError(
-            "tokens.row",
-            f'column "{column}": found no tokens, allowed: a list of texts, or a text with spaces',
-            place=row.place,
+        raise UserError.wrong(
+            "tokens.row", "no tokens", "a list of texts, or a text", place=row.at(column)
         )
 
 
@@ -147,13 +136,10 @@ def _labels(
     """Returns the labels of a row, and whether they are numbers without names."""
     if found is None and not labelled:
         return None, False
-    if not isinstance(found, list | tuple) or len(found) != count:
-        raise UserError(
-            "tokens.row_labels",
-            f'column "{column}": found '
-            f"{f'{len(found)} labels' if isinstance(found, list | tuple) else 'no list'}, "
-            f"allowed: a list of {count} labels, one per token",
-            place=row.place,
+    number = len(found) if isinstance(found, list | tuple) else "no"
+    if found is None or number != count:
+        raise UserError.wrong(
+            "tokens.row_labels", f"{number} labels", f"a list of {count}", place=row.at(column)
         )
     labels: list[str] = []
     numbers = 0
@@ -168,10 +154,7 @@ def _labels(
         elif isinstance(each, int) and not isinstance(each, bool) and 0 <= each < len(names):
             labels.append(names[each])
         else:
-            raise UserError(
-                "tokens.row_label",
-                f'column "{column}": found the label {each!r}, allowed: names, or numbers from 0 '
-                "on, with a name in finetune.task.label_names",
-                place=row.place,
+            raise UserError.wrong(
+                "tokens.row_label", f"{each!r}", "names, or task.label_names", place=row.at(column)
             )
     return labels, numbers > 0
