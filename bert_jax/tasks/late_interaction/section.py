@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
 
+from bert_jax.errors import UserError
 from bert_jax.model.section import HeadsSection
 from bert_jax.model.text_head import TokenVectorsSection
 from bert_jax.tasks.family import ViewOfSplit
@@ -73,6 +74,16 @@ class LateInteractionSection(VectorSearchSection):
             pieces = string.punctuation if self.skip_punctuation else ""
             changes["skipped"] = tokenizer.ids_of([*pieces])
         return changes
+
+    def check_lengths(self, max_length: int) -> None:
+        """Raises UserError if queries could be longer than `max_length`."""
+        if self.query_length is not None and self.query_length > max_length:
+            raise UserError.wrong(
+                "late_interaction.query_length",
+                self.query_length,
+                f"at most {max_length} (finetune.max_length)",
+                place="task.query_length",
+            )
 
     @property
     def view(self) -> "ViewOfSplit":

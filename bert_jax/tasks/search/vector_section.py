@@ -222,6 +222,7 @@ class VectorSearchSection(SearchSection):
         is too small for `hold_out`, or a dev set on which all models have the same score.
         """
         head = self.head(request.text_head, request.tokenizer)
+        self.check_lengths(request.max_length)
         tables: dict[str, Sequence[TextTuple]] = {}
         splits: dict[str, family.Split] = {}
         notes: list[str] = []
@@ -265,6 +266,9 @@ class VectorSearchSection(SearchSection):
             view=self.view,
             constant=retrieval.one_order if ranked else None,
         )
+
+    def check_lengths(self, max_length: int) -> None:
+        """Raises UserError if a setting is larger than `max_length`, the limit of all texts."""
 
     def _read(self, source: Path | MemoryTable, role: str, notes: list[str]) -> list[TextTuple]:
         table, errors = self.rows(source, role)

@@ -27,7 +27,7 @@ from bert_jax.tasks.late_interaction.section import LateInteractionLossSection
 from bert_jax.tasks.late_interaction.task import LateInteractionTask
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.state import define_model
-from tests.project import ok, refuses, write_config
+from tests.project import ok, refused, refuses, write_config
 from tests.report.strict_html import read, words
 from tests.support import small_encoder
 from tests.tasks.search.data import embedding_config
@@ -136,6 +136,15 @@ def test_a_token_to_which_no_token_attends_changes_no_other(kind: str) -> None:
 def test_unattended_masks_with_deberta_are_refused_before_training() -> None:
     with refuses("late_interaction.unattended", place="finetune.task.query_expansion"):
         task_of(kind="deberta", query_expansion="unattended")
+
+
+def test_queries_longer_than_all_texts_are_refused(tmp_path: Path) -> None:
+    values = embedding_config(tmp_path, kind="late_interaction", query_length=40)
+    values["finetune"]["max_length"] = 39
+    line = refused("finetune", write_config(tmp_path / "config.yaml", values))
+    assert (line.key, line.place) == ("late_interaction.query_length", "finetune.task.query_length")
+    assert "40" in line
+    assert "39" in line
 
 
 @pytest.fixture(scope="module")
