@@ -94,11 +94,30 @@ def dense(ours: str, theirs: str, *, bias: bool = True) -> Rules:
     return (kernel, NameRule(f"{ours}/bias", f"{theirs}.bias")) if bias else (kernel,)
 
 
+def mlm_head(transform: str, normed: str, bias: str) -> Rules:
+    """Returns the rules of the MLM head of encoders that share BERT's layers."""
+    return (
+        *dense("mlm/transform", transform),
+        *norm("mlm/norm", normed),
+        NameRule("mlm/bias", f"{bias}.bias"),
+    )
+
+
+def classifier(inner: str, outer: str) -> Rules:
+    """Returns the rules of a task's head with a dense layer before it."""
+    return (*dense("classifier/dense", inner), *dense("task", outer))
+
+
+def tied_decoder(theirs: str) -> dict[str, str]:
+    """Returns the entries of `HfFormat.tied` for the MLM head's decoder with a bias."""
+    return {f"{theirs}.weight": "encoder/embeddings/word", f"{theirs}.bias": "mlm/bias"}
+
+
 CONSTANTS: Final = {
     "*embeddings.position_ids": "the constant 0, 1, 2, …, not a parameter",
     "*embeddings.token_type_ids": "the constant 0, not a parameter",
 }
-"""Entries of `HfFormat.ignored` for tensors in files of older versions of transformers."""
+"""Entries of `HfFormat.constants` for tensors in files of older versions of transformers."""
 LAYERS: Final = "encoder/layers/"
 """Where the stacked layers are among our parameters."""
 _LAYER: Final = "encoder.layer.{layer}."
@@ -296,8 +315,8 @@ class HfFormat:
     """Tensors of a task's head."""
     tied: Mapping[str, str]
     """Paths of our tensors by a second name that a file may have for them."""
-    ignored: Mapping[str, str]
-    """Patterns of tensor names that are not parameters, with the reasons."""
+    constants: Mapping[str, str]
+    """Patterns of names of other tensors that are not parameters, with the reasons."""
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Starts of tensor names in other files of the encoder, with the starts that replace them."""
 
@@ -305,6 +324,14 @@ class HfFormat:
         """Returns the rules of all tensors. The `prefix` is the format's prefix or empty."""
         encoder = tuple(rule._replace(theirs=prefix + rule.theirs) for rule in self.encoder)
         return (*encoder, *self.heads, *(() if task is None else self.tasks[task]))
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """Patterns of tensor names that are not parameters, with the reasons."""
+        again = {rule.ours: f"{rule.theirs} again" for rule in self.heads}
+        table = "the embedding table again: the decoder is tied to it"
+        tied = {second: again.get(ours, table) for second, ours in self.tied.items()}
+        return {**self.constants, **tied}
 
     @property
     def bare(self) -> str:

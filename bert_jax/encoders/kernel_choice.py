@@ -1,7 +1,8 @@
-"""Resolves `auto` and unset settings of an execution for the devices of a mesh."""
+"""Chooses dtype and kernels of a model for the devices of a mesh, if the settings do not."""
 
 import math
-from typing import Any, NamedTuple, get_args
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, get_args
 
 from jax.sharding import Mesh
 
@@ -12,7 +13,11 @@ from bert_jax.model.kernel_limits import Limit, Part, cudnn_limit
 from bert_jax.model.layer_stack import default_unroll
 from bert_jax.model.section import AttentionImplementation, Execution
 from bert_jax.parallel.accelerators import takes_cudnn_attention, takes_kernels, vmem_bytes
-from bert_jax.parallel.sharding_rules import axis_parts, batch_parts
+from bert_jax.parallel.sharding_rules import axis_parts, batch_parts, check_divides
+
+SLOWER: Final = (
+    "activations in float32: bfloat16 is slower on a CPU (model.execution.dtype, finetune.dtype)"
+)
 
 
 class Choice(NamedTuple):
@@ -54,11 +59,8 @@ def choose(
     if asked == "auto":
         return Choice("xla", f"no kernel for {device.device_kind}")
     if device.platform == "tpu":
-        raise UserError(
-            "model.fused_device",
-            f"found fused on {device.device_kind}, allowed only on v4, v5e, v5p and v6e. Use xla.",
-            place=key,
-        )
+        found, allowed = f"fused on {device.device_kind}", "v4, v5e, v5p and v6e, or xla"
+        raise UserError.wrong("model.fused_device", found, allowed, place=key)
     # For tests.
     return Choice("fused", f"set by {key}; without a TPU, the slow Pallas interpreter runs it")
 
@@ -71,19 +73,13 @@ def _choose_cudnn(asked: str, device: Any, limit: Limit | None) -> Choice:
         return Choice("xla", f"{limit.found}; cuDNN supports {limit.allowed}")
     if takes_cudnn_attention(device):
         return Choice("cudnn", f"cuDNN's kernel on {device.device_kind}")
-    raise UserError(
-        "model.cudnn_device",
-        f"found cudnn on {device.device_kind}, which needs an NVIDIA GPU from Ampere on. Use auto.",
-        place="model.execution.attention",
-    )
+    found, allowed = f"cudnn on {device.device_kind}", "an NVIDIA GPU from Ampere on, or auto"
+    raise UserError.wrong("model.cudnn_device", found, allowed, place="model.execution.attention")
 
 
 def _unsupported(part: Part, asked: str, limit: Limit) -> UserError:
-    return UserError(
-        "model.kernel_limit",
-        f"found {asked} with {limit.found}, allowed: {limit.allowed}, or {part}: xla",
-        place=f"model.execution.{part}",
-    )
+    found, allowed = f"{asked} with {limit.found}", f"{limit.allowed}, or {part}: xla"
+    return UserError.wrong("model.kernel_limit", found, allowed, place=f"model.execution.{part}")
 
 
 def second_execution(
@@ -145,3 +141,36 @@ def resolve_execution(
         chosen["gradient_dtype"] = "bfloat16" if halves else "float32"
     chosen["unroll"] = execution.unroll or default_unroll(depth, on_tpu=on_tpu)
     return execution.model_copy(update=chosen)
+
+
+def execution_on(
+    mesh: Mesh,
+    execution: Execution,
+    *,
+    architecture: EncoderArchitecture,
+    longest: int,
+    chosen: bool,
+    say: Callable[[str], None],
+) -> tuple[Execution, Execution]:
+    """Returns the execution section with a fast dtype, and the same section with all kernels set.
+
+    Args:
+        mesh: mesh of the run.
+        execution: settings.
+        architecture: architecture of the model.
+        longest: maximum row length in tokens.
+        chosen: whether the settings name the dtype. If so, it does not change.
+        say: prints a message if the dtype changes, or if an interpreter runs the kernels.
+
+    Raises:
+        UserError: the mesh does not divide the attention heads, or the devices cannot execute the
+            model.
+    """
+    check_divides(mesh, "heads", architecture.key_heads, key="mesh.tensor")
+    if not chosen and execution.dtype != "float32" and mesh.devices.flat[0].platform == "cpu":
+        say(SLOWER)
+        execution = execution.model_copy(update={"dtype": "float32"})
+    resolved = resolve_execution(execution, architecture=architecture, mesh=mesh, longest=longest)
+    if (warning := interpreted(resolved, mesh.devices.flat[0])) is not None:
+        say(warning)
+    return execution, resolved

@@ -43,11 +43,18 @@ class EncoderArchitecture(Section):
     generator_ratios: ClassVar[tuple[float, float]] = (1.0, 0.5)
     """Width and depth of a generator of this kind in ELECTRA's objective, relative to the model."""
 
+    # The upper bounds reject mistyped or hostile sizes. They are far larger than any BERT.
+    vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
+    """Number of rows of the embedding table, at least the number of pieces of the tokenizer. The
+    softmax of the MLM head includes all rows."""
+    hidden_size: int = pydantic.Field(ge=1, le=1 << 16)
+    """Width of hidden states."""
+    num_hidden_layers: int = pydantic.Field(ge=1, le=1000)
+    """Number of layers of the encoder."""
+    num_attention_heads: int = pydantic.Field(ge=1, le=1 << 10)
+    """Number of attention heads per layer. It must divide `hidden_size`."""
+
     if TYPE_CHECKING:  # limits and defaults differ between encoders
-        vocab_size: int
-        hidden_size: int
-        num_hidden_layers: int
-        num_attention_heads: int
         intermediate_size: int
         max_position_embeddings: int
         hidden_act: Activation
@@ -120,28 +127,17 @@ class EncoderArchitecture(Section):
     @pydantic.model_validator(mode="after")
     def _whole_heads(self) -> EncoderArchitecture:
         if self.hidden_size % self.num_attention_heads:
-            raise SettingError(
-                "model.heads",
-                f"found {self.num_attention_heads}, which does not divide hidden_size = "
-                f"{self.hidden_size}",
-                place="num_attention_heads",
+            heads, allowed = (
+                self.num_attention_heads,
+                f"a divisor of hidden_size {self.hidden_size}",
             )
+            raise SettingError.wrong("model.heads", heads, allowed, place="num_attention_heads")
         return self
 
 
 class PostNormArchitecture(EncoderArchitecture):
     """The architecture of the encoders that share BERT's post-LayerNorm layers."""
 
-    # The upper bounds reject mistyped or hostile sizes. They are far larger than any BERT.
-    vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
-    """Number of rows of the embedding table, at least the number of pieces of the tokenizer. The
-    softmax of the MLM head includes all rows."""
-    hidden_size: int = pydantic.Field(ge=1, le=1 << 16)
-    """Width of hidden states."""
-    num_hidden_layers: int = pydantic.Field(ge=1, le=1000)
-    """Number of layers of the encoder."""
-    num_attention_heads: int = pydantic.Field(ge=1, le=1 << 10)
-    """Number of attention heads per layer. It must divide `hidden_size`."""
     intermediate_size: int = pydantic.Field(ge=1, le=1 << 18)
     """Width of the hidden layer of the FFN."""
     max_position_embeddings: int = pydantic.Field(default=512, ge=1, le=1 << 20)

@@ -18,6 +18,7 @@ from bert_jax.model.heads import (
     NextSentenceHead,
     Pooler,
     ReplacedTokenHead,
+    TaskHead,
 )
 from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.late_interaction_head import LateInteractionHead
@@ -100,6 +101,7 @@ class EncoderModel(nnx.Module):
     replaced_token_head: ClassVar[type[ReplacedTokenHead]] = ReplacedTokenHead
     """The class of ELECTRA's head."""
     encoder: Encoder
+    task: TaskHead
 
     def __init__(self, *, architecture: Any, execution: Execution, heads: HeadsSection) -> None:
         """Creates abstract parameters. Subclasses add the encoder and the task head."""
@@ -272,11 +274,10 @@ class EncoderModel(nnx.Module):
         assert position_B1 is not None
         return gather_positions(hidden_BLD, position_B1)
 
-    @abc.abstractmethod
     def task_logits(
         self,
         hidden_BLD: Float[Array, "batch length hidden"],
-        segment_ids: Int[Array, "batch length"],
+        segment_ids: Array,
         *,
         dropout_key: Array | None = None,
     ) -> Float[Array, "batch ..."]:
@@ -286,6 +287,20 @@ class EncoderModel(nnx.Module):
         for token classification, and [B, L, 2] (start, end) for question answering. `dropout_key`
         is the key of the dropout before the head, or None in evaluation.
         """
+        states = self.task_states(hidden_BLD, segment_ids, dropout_key)
+        logits = self.task(states).astype(jnp.float32)
+        return self.row_logits(logits, segment_ids) if self.heads.scores_rows else logits
+
+    @abc.abstractmethod
+    def task_states(
+        self, hidden_BLD: Array, segment_ids: Array, dropout_key: Array | None
+    ) -> Float[Array, "batch queries hidden"]:
+        """Returns the input of the task head: all states, or one vector of a row, [B, 1, D]."""
+
+    def row_logits(self, logits_BQC: Array, segment_ids: Array) -> Float[Array, "batch outputs"]:
+        """Returns the logits of rows from the outputs of the task head for `task_states`."""
+        del segment_ids
+        return logits_BQC[:, 0]
 
     def attention_maps(
         self, batch: Mapping[str, Array]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import abc
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pydantic
 
@@ -19,19 +18,12 @@ class PreNormArchitecture(EncoderArchitecture):
     """
 
     attention_dropout_setting = "attention_dropout"
+    rotary_setting = "rope_theta"
     subtracts_mean: ClassVar[bool] = False
     """Whether norms are LayerNorm. Otherwise they are RMSNorm (arXiv 1910.07467)."""
     norms_embeddings: ClassVar[bool] = False
     """Whether embeddings are normalised. Attention of the first layer then reads them as is."""
 
-    vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
-    """Number of rows of the embedding table, at least the number of pieces of the tokenizer."""
-    hidden_size: int = pydantic.Field(ge=1, le=1 << 16)
-    """Width of hidden states."""
-    num_hidden_layers: int = pydantic.Field(ge=1, le=1000)
-    """Number of layers of the encoder."""
-    num_attention_heads: int = pydantic.Field(ge=1, le=1 << 10)
-    """Number of attention heads per layer. It must divide `hidden_size`."""
     intermediate_size: int = pydantic.Field(ge=1, le=1 << 18)
     """Width of the FFN's gate, and of the values that it multiplies."""
     max_position_embeddings: int = pydantic.Field(default=8192, ge=1, le=1 << 20)
@@ -69,9 +61,20 @@ class PreNormArchitecture(EncoderArchitecture):
         del layer
         return None
 
-    @abc.abstractmethod
+    @property
+    def task_pooling(self) -> Literal["first", "mean", "late"]:
+        """Input of the head of a sequence task. `late`: every state, and a mean of the logits."""
+        return "first"
+
+    @property
+    def task_range(self) -> float:
+        """Standard deviation of the initial task head."""
+        return self.initializer_range
+
     def theta_of(self, layer: int) -> float:
         """Returns the base of a layer's rotary frequencies."""
+        del layer
+        return getattr(self, str(self.rotary_setting))
 
     @pydantic.model_validator(mode="after")
     def _even_heads(self) -> PreNormArchitecture:

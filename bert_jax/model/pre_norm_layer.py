@@ -29,12 +29,7 @@ from bert_jax.model.local_attention import cudnn_local_attention, is_short, loca
 from bert_jax.model.pre_norm_architecture import PreNormArchitecture
 from bert_jax.model.rotary import rotated
 from bert_jax.model.section import AttentionImplementation, Execution
-from bert_jax.model.xla_attention import (
-    Scores,
-    attention_scores,
-    visible_keys,
-    xla_attention,
-)
+from bert_jax.model.xla_attention import Scores, attention_scores, visible_keys, xla_attention
 from bert_jax.parallel.sharding_rules import constrain
 
 KEYS: Final = 3

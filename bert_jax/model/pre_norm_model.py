@@ -1,15 +1,18 @@
-"""The model of the encoders with pre-norm layers, without their heads."""
+"""The model of the encoders with pre-norm layers, without the modules before their task heads."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
+
+from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels import geglu_gradients
 from bert_jax.kernels.pallas_call import LANES
 from bert_jax.kernels.rotary_attention_tiles import WIDEST_WINDOW, longest_row
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.gated_project import GATES
-from bert_jax.model.heads import HEAD_GROUPS
+from bert_jax.model.heads import HEAD_GROUPS, TaskHead
 from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
+from bert_jax.model.pooling import pooled_states
 from bert_jax.model.pre_norm import PreNormEncoder
 from bert_jax.model.pre_norm_architecture import PreNormArchitecture
 from bert_jax.model.section import Execution, HeadsSection
@@ -37,17 +40,39 @@ def pre_norm_groups(*, first_normed: int) -> ParameterGroups:
 
 
 class PreNormModel(EncoderModel):
-    """A stack of pre-norm layers. Subclasses add the heads."""
+    """A stack of pre-norm layers. Subclasses add what a task head reads."""
 
     groups = pre_norm_groups(first_normed=0)
+    default_task_dropout: ClassVar[float] = 0.0
 
     def __init__(
         self, *, architecture: PreNormArchitecture, execution: Execution, heads: HeadsSection
     ) -> None:
         super().__init__(architecture=architecture, execution=execution, heads=heads)
-        self.encoder = PreNormEncoder(
-            architecture=architecture, execution=execution, causal=heads.causal
-        )
+        parts = {"architecture": architecture, "execution": execution}
+        self.encoder = PreNormEncoder(**parts, causal=heads.causal)
+        self.pooling = architecture.task_pooling if heads.scores_rows else None
+        if heads.task is not None:
+            deviation, own = architecture.task_range, heads.task_dropout
+            self.task = TaskHead(outputs=heads.outputs, deviation=deviation, **parts)
+            self.task_dropout = self.default_task_dropout if own is None else own
+
+    def read_positions(
+        self, segment_ids: Int[Array, "batch length"]
+    ) -> Int[Array, "batch 1"] | None:
+        """Returns the position of the token that the task head reads, see `EncoderModel`."""
+        return super().read_positions(segment_ids) if self.pooling == "first" else None
+
+    def pooled_for_task(
+        self, hidden_BLD: Array, segment_ids: Array
+    ) -> Float[Array, "batch queries hidden"]:
+        """Returns the states that the task head reads: all, or one vector of a row, [B, 1, D]."""
+        if self.pooling == "first":
+            return self.read_token(hidden_BLD, segment_ids)
+        if self.pooling == "mean":
+            mean_BD = pooled_states(hidden_BLD, segment_ids, pool="mean")
+            return mean_BD[:, None].astype(hidden_BLD.dtype)
+        return hidden_BLD
 
     @staticmethod
     def limit(

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Final,
-    Literal,
-    NamedTuple,
-    Optional,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Optional
 
 import pydantic
 
@@ -269,12 +260,8 @@ class ModelSection(Section):
         found = {*self.heads.of_pretraining, self.heads.task}
         of_kind = {"next_sentence", *self.architecture_type.pooled_heads}
         if not self.heads.pooler and (readers := found & of_kind):
-            raise SettingError(
-                "model.pooler",
-                f"found false, but the head {min(readers)} of {self.kind} reads the pooler. Use "
-                "true.",
-                place="heads.pooler",
-            )
+            allowed = f"true, because the head {min(readers)} of {self.kind} reads it"
+            raise SettingError.wrong("model.pooler", "false", allowed, place="heads.pooler")
         return self
 
     @pydantic.model_validator(mode="after")
@@ -288,13 +275,11 @@ class ModelSection(Section):
         changed = self.architecture.model_dump(exclude_none=True)
         for name in SIZES:
             if name in changed and source.values.get(name, changed[name]) != changed[name]:
-                raise SettingError(
-                    "model.two_sizes",
-                    f'found "{source.found:.200}" ({name} {source.values[name]}), but '
-                    f"model.architecture.{name} is {changed[name]}. Remove one of them with "
-                    f"model.architecture={{}} or model.{source.key}=null.",
-                    place=source.key,
-                )
+                found = f'"{source.found:.200}" ({name} {source.values[name]})'
+                other = f"model.architecture.{name} is {changed[name]}"
+                remedy = f"Set model.architecture={{}} or model.{source.key}=null."
+                message = f"found {found}, but {other}. {remedy}"
+                raise SettingError("model.two_sizes", message, place=source.key)
 
     def chosen(self, *, vocab_size: int) -> Iterator[tuple[str, str, object]]:
         """Yields the settings of the architecture that the section sets, without its defaults.
@@ -328,12 +313,9 @@ class ModelSection(Section):
         """
         rows = self.architecture.vocab_size or vocab_size
         if rows < vocab_size:
-            raise UserError(
-                "model.vocab_size",
-                f"found {rows}, but the tokenizer has {vocab_size} pieces. Use at least "
-                f"{vocab_size}.",
-                place="model.architecture.vocab_size",
-            )
+            allowed = f"at least {vocab_size}, the tokenizer's pieces"
+            place = "model.architecture.vocab_size"
+            raise UserError.wrong("model.vocab_size", rows, allowed, place=place)
         values: dict[str, object] = {}
         if padding_id is not None:
             values |= self.settings_of_tokenizer(padding_id)
@@ -345,14 +327,10 @@ class ModelSection(Section):
             values |= source.values
         values |= self.architecture.model_dump(exclude_none=True)
         values["vocab_size"] = rows
-        needed = sorted(SIZES)
-        if missing := [key for key in needed if key not in values]:
-            raise UserError(
-                "model.sizes_missing",
-                f"{commas(missing)} missing. Set model.size ({one_of(self.named_sizes)}), or all "
-                f"of {commas(needed)}. To continue from a checkpoint, give --init-from instead.",
-                place="model.architecture",
-            )
+        if missing := sorted(key for key in SIZES if key not in values):
+            remedy = f"Set model.size ({one_of(self.named_sizes)}) or these, or --init-from."
+            message = f"{commas(missing)} missing. {remedy}"
+            raise UserError("model.sizes_missing", message, place="model.architecture")
         return validate(self.architecture_type, values, source="", key="model.architecture")
 
     @classmethod

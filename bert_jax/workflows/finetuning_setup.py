@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict
 from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
+from bert_jax.encoders.kernel_choice import SLOWER, execution_on
 from bert_jax.errors import UserError, commas, counted
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.layer_stack import default_unroll
@@ -23,7 +24,6 @@ from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import check_batch
 from bert_jax.parallel.sharding_rules import batch_parts
-from bert_jax.runs.execution import SLOWER, execution_on
 from bert_jax.runs.open_checkpoints import load_params, run_of_checkpoint
 from bert_jax.runs.run_directory import (
     Run,

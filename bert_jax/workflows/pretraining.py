@@ -10,6 +10,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
+from bert_jax.encoders.kernel_choice import execution_on
 from bert_jax.errors import UserError, all_of
 from bert_jax.files.atomic import refusal_of
 from bert_jax.model.architecture import EncoderArchitecture
@@ -21,7 +22,6 @@ from bert_jax.optim.schedule import Schedule, pretraining_schedule
 from bert_jax.parallel.channel import alone
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.same_settings import require_same
-from bert_jax.runs.execution import execution_on
 from bert_jax.runs.lock import hold_run
 from bert_jax.runs.open_checkpoints import find_checkpoint, read_checkpoints, write_checkpoints
 from bert_jax.runs.run_directory import CONFIG, claim_run, open_run, write_run

@@ -71,19 +71,10 @@ FORMAT: Final = hf.HfFormat(
         *hf.dense("pooler/dense", "pooler"),
     ),
     heads=(
-        *hf.dense("mlm/transform", "predictions.dense"),
-        *hf.norm("mlm/norm", "predictions.LayerNorm"),
-        hf.NameRule("mlm/bias", "predictions.bias"),
+        *hf.mlm_head("predictions.dense", "predictions.LayerNorm", "predictions"),
         *hf.dense("next_sentence/classifier", "sop_classifier.classifier"),
     ),
     tasks=hf.TASK_NAMES,
-    tied={
-        "predictions.decoder.weight": "encoder/embeddings/word",
-        "predictions.decoder.bias": "mlm/bias",
-    },
-    ignored={
-        **hf.CONSTANTS,
-        "predictions.decoder.weight": "the embedding table again: the decoder is tied to it",
-        "predictions.decoder.bias": "predictions.bias again",
-    },
+    tied=hf.tied_decoder("predictions.decoder"),
+    constants=hf.CONSTANTS,
 )

@@ -60,11 +60,10 @@ class AlbertArchitecture(FactorisedArchitecture):
 
     @pydantic.model_validator(mode="after")
     def _groups_of_layers(self) -> Self:
-        if self.num_hidden_groups > self.num_hidden_layers:
-            raise SettingError(
-                "albert.groups",
-                f"found {self.num_hidden_groups}, allowed: up to {self.num_hidden_layers} layers",
-                place="num_hidden_groups",
+        groups, layers = self.num_hidden_groups, self.num_hidden_layers
+        if groups > layers:
+            raise SettingError.wrong(
+                "albert.groups", groups, f"up to {layers} layers", place="num_hidden_groups"
             )
         return self
 

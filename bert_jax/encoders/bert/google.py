@@ -80,11 +80,8 @@ def read_config(config: epath.Path, *, pieces: int) -> EncoderArchitecture:
         UserError: the file is missing, or a setting is wrong.
     """
     if not config.exists():
-        raise UserError(
-            "import.no_google_config",
-            "no such file. Only BERT has a TensorFlow format: import Hugging Face's files.",
-            place=config,
-        )
+        remedy = "no such file. Other encoders than BERT: import Hugging Face's files."
+        raise UserError("import.no_google_config", remedy, place=config)
     rows = read_json_object(config).get("vocab_size")
     return BertSection(bert_config=str(config)).resolve(
         vocab_size=rows if isinstance(rows, int) and rows > pieces else pieces

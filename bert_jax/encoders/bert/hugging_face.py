@@ -17,6 +17,8 @@ class BertConfig(BertArchitecture, hf.HfConfig):
     add_cross_attention: Literal[False] = False
 
 
+_MLM: Final = "cls.predictions"
+
 FORMAT: Final = hf.HfFormat(
     title="BERT",
     model_types={"bert": "Bert"},
@@ -31,19 +33,10 @@ FORMAT: Final = hf.HfFormat(
     prefix="bert.",
     encoder=hf.POST_NORM,
     heads=(
-        *hf.dense("mlm/transform", "cls.predictions.transform.dense"),
-        *hf.norm("mlm/norm", "cls.predictions.transform.LayerNorm"),
-        hf.NameRule("mlm/bias", "cls.predictions.bias"),
+        *hf.mlm_head(f"{_MLM}.transform.dense", f"{_MLM}.transform.LayerNorm", _MLM),
         *hf.dense("next_sentence/classifier", "cls.seq_relationship"),
     ),
     tasks=hf.TASK_NAMES,
-    tied={
-        "cls.predictions.decoder.weight": "encoder/embeddings/word",
-        "cls.predictions.decoder.bias": "mlm/bias",
-    },
-    ignored={
-        **hf.CONSTANTS,
-        "cls.predictions.decoder.weight": "the embedding table again: the decoder is tied to it",
-        "cls.predictions.decoder.bias": "cls.predictions.bias again",
-    },
+    tied=hf.tied_decoder(f"{_MLM}.decoder"),
+    constants=hf.CONSTANTS,
 )

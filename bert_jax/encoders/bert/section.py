@@ -62,9 +62,7 @@ class BertSection(ModelSection):
     def _one_source(self) -> Self:
         if self.size is not None and self.bert_config is not None:
             raise SettingError(
-                "model.two_sources",
-                "found together with model.bert_config. Set only one of them.",
-                place="size",
+                "model.two_sources", "found with bert_config. Set only one.", place="size"
             )
         return self
 
@@ -84,18 +82,12 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
             del values[key]
         activation = str(values.get("hidden_act", "gelu"))
         if activation not in ACTIVATIONS:
-            raise UserError(
-                "model.activation",
-                f'hidden_act is "{activation:.60}", allowed: {commas(ACTIVATIONS)}',
-                place=path,
-            )
+            found = f'hidden_act "{activation:.60}"'
+            raise UserError.wrong("model.activation", found, commas(ACTIVATIONS), place=path)
         values["hidden_act"] = ACTIVATIONS[activation]
-        if values.get("vocab_size", vocab_size) != vocab_size:
-            raise UserError(
-                "model.vocab_size_of_file",
-                f"vocab_size is {values['vocab_size']}, but the tokenizer has {vocab_size} pieces",
-                place=path,
-            )
+        if (found := values.get("vocab_size", vocab_size)) != vocab_size:
+            found, allowed = f"vocab_size {found}", f"the tokenizer's {vocab_size} pieces"
+            raise UserError.wrong("model.vocab_size_of_file", found, allowed, place=path)
         validate(BertArchitecture, {**values, "vocab_size": vocab_size}, source=path)
     except UserError as error:
         raise error.located("model.bert_config") from error

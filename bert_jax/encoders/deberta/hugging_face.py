@@ -15,7 +15,7 @@ from bert_jax.errors import SettingError
 from bert_jax.text.vocabulary import SpecialIds
 
 _LAYER: Final = "encoder.layer.{layer}."
-_MLM: Final = "cls.predictions."
+_MLM: Final = "cls.predictions"
 _KEYS: Final = {"classifier_dropout": "cls_dropout"}
 
 
@@ -108,10 +108,7 @@ class DebertaConfig(DebertaArchitecture, hf.HfConfig):
 FORMAT: Final = hf.HfFormat(
     title="DeBERTa",
     model_types={"deberta-v2": "DebertaV2"},
-    classes={
-        "ForMaskedLM": hf.ClassHeads(mlm=True),
-        **hf.POOLED_CLASSES,
-    },
+    classes={"ForMaskedLM": hf.ClassHeads(mlm=True), **hf.POOLED_CLASSES},
     config=DebertaConfig,
     prefix="deberta.",
     encoder=(
@@ -135,27 +132,20 @@ FORMAT: Final = hf.HfFormat(
     ),
     heads=(
         *hf.dense("pooler/dense", "pooler.dense"),
-        *hf.dense("mlm/transform", f"{_MLM}transform.dense"),
-        *hf.norm("mlm/norm", f"{_MLM}transform.LayerNorm"),
-        hf.NameRule("mlm/bias", f"{_MLM}bias"),
+        *hf.mlm_head(f"{_MLM}.transform.dense", f"{_MLM}.transform.LayerNorm", _MLM),
         *hf.norm("replaced_tokens/norm", "mask_predictions.LayerNorm"),
         *hf.dense("replaced_tokens/transform", "mask_predictions.dense"),
         *hf.dense("replaced_tokens/classifier", "mask_predictions.classifier"),
     ),
     tasks=hf.TASK_NAMES,
-    tied={
-        f"{_MLM}decoder.weight": "encoder/embeddings/word",
-        f"{_MLM}decoder.bias": "mlm/bias",
-    },
+    tied=hf.tied_decoder(f"{_MLM}.decoder"),
     # Names of Microsoft's pretraining, and of `legacy: false`.
     renamed={
-        "lm_predictions.lm_head.bias": f"{_MLM}bias",
-        "lm_predictions.lm_head.": f"{_MLM}transform.",
+        "lm_predictions.lm_head.bias": f"{_MLM}.bias",
+        "lm_predictions.lm_head.": f"{_MLM}.transform.",
     },
-    ignored={
+    constants={
         **hf.CONSTANTS,
-        f"{_MLM}decoder.weight": "the embedding table again: the decoder is tied to it",
-        f"{_MLM}decoder.bias": f"{_MLM}bias again",
         "*embeddings.position_embeddings.weight": "not used: the embeddings have no positions",
     },
 )

@@ -82,19 +82,15 @@ class Deberta(PostNormModel):
             return Limit(f"rows of {longest} tokens", f"up to {LONGEST}")
         return post_norm_limit(part, execution, architecture, parts, longest, vmem)
 
-    def task_logits(
-        self,
-        hidden_BLD: Float[Array, "batch length hidden"],
-        segment_ids: Array,
-        *,
-        dropout_key: Array | None = None,
-    ) -> Float[Array, "batch ..."]:
-        """Returns the float32 logits of the task head, see `EncoderModel.task_logits`."""
+    def task_states(
+        self, hidden_BLD: Array, segment_ids: Array, dropout_key: Array | None
+    ) -> Float[Array, "batch queries hidden"]:
+        """Returns the input of the task head, see `EncoderModel`."""
         if self.task_reads_pooler:
             read = self.read_token(hidden_BLD, segment_ids)
             hidden_BLD = dropout(read, self.pooler_dropout, subkey(dropout_key, 0))
             segment_ids, dropout_key = segment_ids[:, :1], subkey(dropout_key, 1)
-        return super().task_logits(hidden_BLD, segment_ids, dropout_key=dropout_key)
+        return super().task_states(hidden_BLD, segment_ids, dropout_key)
 
     def replaced_token_logits(
         self,

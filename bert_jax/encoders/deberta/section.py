@@ -88,11 +88,8 @@ class DebertaArchitecture(FactorisedArchitecture):
         half, longest = self.position_buckets // 2, self.longest_distance
         far = self.max_position_embeddings > half + 1  # distances without a row of their own
         if self.position_buckets in (1, 2, 3) or (half and far and longest <= half + 1):
-            raise SettingError(
-                "deberta.buckets",
-                f"found {self.position_buckets}, allowed: 0, or 4 to {max(4, 2 * longest - 3)}",
-                place="position_buckets",
-            )
+            found, allowed = self.position_buckets, f"0, or 4 to {max(4, 2 * longest - 3)}"
+            raise SettingError.wrong("deberta.buckets", found, allowed, place="position_buckets")
         return self
 
     def with_dropout(self, rate: float) -> Self:
@@ -134,11 +131,9 @@ class DebertaGeneratorArchitecture(DebertaArchitecture):
     @pydantic.model_validator(mode="after")
     def _one_table(self) -> Self:
         if self.decodes and self.position_embedding != "none":
-            raise SettingError(
-                "deberta.mask_decoder",
-                f"found true with position_embedding: {self.position_embedding}. Use none.",
-                place="enhanced_mask_decoder",
-            )
+            found, place = f"true with {self.position_embedding}", "enhanced_mask_decoder"
+            allowed = "true with position_embedding: none"
+            raise SettingError.wrong("deberta.mask_decoder", found, allowed, place=place)
         return self
 
     def forward_flops(

@@ -39,18 +39,12 @@ class DistilBertConfig(DistilBertArchitecture, hf.HfConfig):
         return {key: value for key, value in values.items() if key not in _CONSTANT}
 
 
-_CLASSIFIER: Final = (
-    *hf.dense("classifier/dense", "pre_classifier"),
-    *hf.dense("task", "classifier"),
-)
+_CLASSIFIER: Final = hf.classifier("pre_classifier", "classifier")
 
 FORMAT: Final = hf.HfFormat(
     title="DistilBERT",
     model_types={"distilbert": "DistilBert"},
-    classes={
-        "ForMaskedLM": hf.ClassHeads(mlm=True),
-        **hf.TASK_CLASSES,
-    },
+    classes={"ForMaskedLM": hf.ClassHeads(mlm=True), **hf.TASK_CLASSES},
     config=DistilBertConfig,
     prefix="distilbert.",
     encoder=(
@@ -66,19 +60,12 @@ FORMAT: Final = hf.HfFormat(
         *hf.dense(f"{hf.LAYERS}output", f"{_LAYER}ffn.lin2"),
         *hf.norm(f"{hf.LAYERS}output_norm", f"{_LAYER}output_layer_norm"),
     ),
-    heads=(
-        *hf.dense("mlm/transform", "vocab_transform"),
-        *hf.norm("mlm/norm", "vocab_layer_norm"),
-        hf.NameRule("mlm/bias", "vocab_projector.bias"),
-    ),
+    heads=hf.mlm_head("vocab_transform", "vocab_layer_norm", "vocab_projector"),
     tasks={
         **hf.TASK_NAMES,
         "sequence_classification": _CLASSIFIER,
         "multiple_choice": _CLASSIFIER,
     },
     tied={"vocab_projector.weight": "encoder/embeddings/word"},
-    ignored={
-        "*embeddings.position_ids": "the constant 0, 1, 2, …, not a parameter",
-        "vocab_projector.weight": "the embedding table again: the decoder is tied to it",
-    },
+    constants={"*embeddings.position_ids": "the constant 0, 1, 2, …, not a parameter"},
 )

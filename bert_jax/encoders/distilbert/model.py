@@ -29,19 +29,15 @@ class DistilBert(PostNormModel):
         if heads.task_dropout is None and heads.task == "question_answering":
             self.task_dropout = architecture.qa_dropout
 
-    def task_logits(
-        self,
-        hidden_BLD: Float[Array, "batch length hidden"],
-        segment_ids: Array,
-        *,
-        dropout_key: Array | None = None,
-    ) -> Float[Array, "batch ..."]:
-        """Returns the float32 logits of the task head, see `EncoderModel.task_logits`."""
+    def task_states(
+        self, hidden_BLD: Array, segment_ids: Array, dropout_key: Array | None
+    ) -> Float[Array, "batch queries hidden"]:
+        """Returns the input of the task head, see `EncoderModel`."""
         if self.heads.scores_rows:
             hidden_BLD = self.classifier(self.read_token(hidden_BLD, segment_ids))
         if self.heads.task == "question_answering":
             hidden_BLD = dropout(hidden_BLD, self.task_dropout, dropout_key)
-        return super().task_logits(hidden_BLD, segment_ids, dropout_key=dropout_key)
+        return super().task_states(hidden_BLD, segment_ids, dropout_key)
 
 
 MODEL = DistilBert

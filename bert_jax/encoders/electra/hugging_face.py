@@ -40,26 +40,17 @@ FORMAT: Final = hf.HfFormat(
     prefix="electra.",
     encoder=(*hf.POST_NORM, *hf.dense("encoder/embeddings/projection", "embeddings_project")),
     heads=(
-        *hf.dense("mlm/transform", "generator_predictions.dense"),
-        *hf.norm("mlm/norm", "generator_predictions.LayerNorm"),
-        hf.NameRule("mlm/bias", "generator_lm_head.bias"),
+        *hf.mlm_head(
+            "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
+        ),
         *hf.dense("replaced_tokens/transform", "discriminator_predictions.dense"),
         *hf.dense("replaced_tokens/classifier", "discriminator_predictions.dense_prediction"),
     ),
     tasks={
         **hf.TASK_NAMES,
-        "sequence_classification": (
-            *hf.dense("classifier/dense", "classifier.dense"),
-            *hf.dense("task", "classifier.out_proj"),
-        ),
-        "multiple_choice": (
-            *hf.dense("classifier/dense", "sequence_summary.summary"),
-            *hf.dense("task", "classifier"),
-        ),
+        "sequence_classification": hf.classifier("classifier.dense", "classifier.out_proj"),
+        "multiple_choice": hf.classifier("sequence_summary.summary", "classifier"),
     },
     tied={"generator_lm_head.weight": "encoder/embeddings/word"},
-    ignored={
-        **hf.CONSTANTS,
-        "generator_lm_head.weight": "the embedding table again: the decoder is tied to it",
-    },
+    constants=hf.CONSTANTS,
 )

@@ -108,12 +108,9 @@ FORMAT: Final = hf.HfFormat(
     ),
     heads=hf.embedding("mlm/word", "lm_head"),
     tasks={
-        "sequence_classification": (
-            *hf.dense("classifier/dense", "dense"),
-            *hf.dense("task", "classifier"),
-        ),
+        "sequence_classification": hf.classifier("dense", "classifier"),
         "token_classification": hf.dense("task", "classifier"),
     },
     tied={},
-    ignored={"*rotary_emb.inv_freq": "a constant, not a parameter"},
+    constants={"*rotary_emb.inv_freq": "a constant, not a parameter"},
 )

@@ -18,7 +18,6 @@ class EuroBertArchitecture(PreNormArchitecture):
     """
 
     kind = "eurobert"
-    rotary_setting = "rope_theta"
 
     num_key_value_heads: int | None = pydantic.Field(default=None, ge=1, le=1 << 10)
     """Number of heads of keys and values. It must divide `num_attention_heads`, its default."""
@@ -33,11 +32,9 @@ class EuroBertArchitecture(PreNormArchitecture):
     @pydantic.model_validator(mode="after")
     def _whole_groups(self) -> Self:
         if self.num_attention_heads % self.key_heads:
-            raise SettingError(
-                "eurobert.key_heads",
-                f"found {self.key_heads}, allowed: a divisor of {self.num_attention_heads} heads",
-                place="num_key_value_heads",
-            )
+            allowed = f"a divisor of {self.num_attention_heads} heads"
+            place = "num_key_value_heads"
+            raise SettingError.wrong("eurobert.key_heads", self.key_heads, allowed, place=place)
         return self
 
     @property
@@ -50,10 +47,10 @@ class EuroBertArchitecture(PreNormArchitecture):
         """Dropout rate of the output of attention."""
         return 0.0
 
-    def theta_of(self, layer: int) -> float:
-        """Returns the base of a layer's rotary frequencies."""
-        del layer
-        return self.rope_theta
+    @property
+    def task_pooling(self) -> Literal["first", "mean", "late"]:
+        """Input of the head of a sequence task."""
+        return "first" if self.pooling == "bos" else self.pooling
 
 
 class EuroBertArchitectureChanges(ArchitectureChanges, of=EuroBertArchitecture):

@@ -76,11 +76,8 @@ class ModernBertConfig(ModernBertArchitecture, hf.HfConfig):
     @pydantic.model_validator(mode="after")
     def _regular(self) -> Self:
         if self.layer_types is not None and self._every() is None:
-            raise SettingError(
-                "modernbert.layer_types",
-                f"found {commas(self.layer_types)}, allowed: full_attention in every n-th layer",
-                place="layer_types",
-            )
+            found, allowed = commas(self.layer_types), f"{_GLOBAL} in every n-th layer"
+            raise SettingError.wrong("modernbert.layer_types", found, allowed, place="layer_types")
         return self
 
     def _every(self) -> int | None:
@@ -121,10 +118,7 @@ def _layer_types(depth: int, every: int) -> list[str]:
 FORMAT: Final = hf.HfFormat(
     title="ModernBERT",
     model_types={"modernbert": "ModernBert"},
-    classes={
-        "ForMaskedLM": hf.ClassHeads(mlm=True),
-        **hf.TASK_CLASSES,
-    },
+    classes={"ForMaskedLM": hf.ClassHeads(mlm=True), **hf.TASK_CLASSES},
     config=ModernBertConfig,
     prefix="model.",
     encoder=(
@@ -148,5 +142,5 @@ FORMAT: Final = hf.HfFormat(
     ),
     tasks={**hf.TASK_NAMES, "question_answering": hf.dense("task", "classifier")},
     tied={"decoder.weight": "encoder/word"},
-    ignored={"decoder.weight": "the embedding table again: the decoder is tied to it"},
+    constants={},
 )

@@ -56,6 +56,16 @@ class ModernBertArchitecture(PreNormArchitecture):
         return self.initializer_range / (2 * self.num_hidden_layers) ** 0.5
 
     @property
+    def task_pooling(self) -> Literal["first", "mean"]:
+        """Input of the head of a sequence task."""
+        return "first" if self.pooling == "cls" else self.pooling
+
+    @property
+    def task_range(self) -> float:
+        """Standard deviation of the initial task head."""
+        return self.hidden_size**-0.5
+
+    @property
     def period(self) -> int:
         """Number of layers after which the kinds of layers repeat."""
         return self.global_every

@@ -118,12 +118,7 @@ FORMAT: Final = hf.HfFormat(
         *hf.norm("encoder/last_norm", "layer_norm", bias=False),
     ),
     heads=(*hf.embedding("mlm/word", "decoder"), hf.NameRule("mlm/bias", "decoder.bias")),
-    tasks={
-        "sequence_classification": (
-            *hf.dense("classifier/dense", "dense"),
-            *hf.dense("task", "classifier"),
-        ),
-    },
+    tasks={"sequence_classification": hf.classifier("dense", "classifier")},
     tied={},
-    ignored={"*freqs_cis": "a constant, not a parameter"},
+    constants={"*freqs_cis": "a constant, not a parameter"},
 )

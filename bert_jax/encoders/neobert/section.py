@@ -15,7 +15,6 @@ class NeoBertArchitecture(PreNormArchitecture):
     """
 
     kind = "neobert"
-    rotary_setting = "rope_theta"
 
     intermediate_size: int = pydantic.Field(ge=8, le=1 << 18, multiple_of=8)
     """Width of the FFN's gate, and of the values that it multiplies. Hugging Face's file has 3/2 of
@@ -24,11 +23,6 @@ class NeoBertArchitecture(PreNormArchitecture):
     """Maximum length of a row. Rotary positions have no parameters."""
     rope_theta: float = pydantic.Field(default=10_000.0, gt=0)
     """Base of the rotary frequencies. The authors' code has no other than 10,000."""
-
-    def theta_of(self, layer: int) -> float:
-        """Returns the base of a layer's rotary frequencies."""
-        del layer
-        return self.rope_theta
 
 
 class NeoBertArchitectureChanges(ArchitectureChanges, of=NeoBertArchitecture):

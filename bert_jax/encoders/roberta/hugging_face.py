@@ -33,11 +33,9 @@ class RobertaConfig(RobertaArchitecture, hf.HfConfig):
     @pydantic.model_validator(mode="after")
     def _some_positions(self) -> Self:
         if self.max_position_embeddings <= self.first_position:
-            raise SettingError(
-                "roberta.positions",
-                f"found {self.max_position_embeddings}, of which {self.first_position} are unused",
-                place="max_position_embeddings",
-            )
+            found, allowed = self.max_position_embeddings, f"more than {self.first_position}"
+            place = "max_position_embeddings"
+            raise SettingError.wrong("roberta.positions", found, allowed, place=place)
         return self
 
     @property
@@ -69,25 +67,11 @@ FORMAT: Final = hf.HfFormat(
     config=RobertaConfig,
     prefix="roberta.",
     encoder=hf.POST_NORM,
-    heads=(
-        *hf.dense("mlm/transform", "lm_head.dense"),
-        *hf.norm("mlm/norm", "lm_head.layer_norm"),
-        hf.NameRule("mlm/bias", "lm_head.bias"),
-    ),
+    heads=hf.mlm_head("lm_head.dense", "lm_head.layer_norm", "lm_head"),
     tasks={
         **hf.TASK_NAMES,
-        "sequence_classification": (
-            *hf.dense("classifier/dense", "classifier.dense"),
-            *hf.dense("task", "classifier.out_proj"),
-        ),
+        "sequence_classification": hf.classifier("classifier.dense", "classifier.out_proj"),
     },
-    tied={
-        "lm_head.decoder.weight": "encoder/embeddings/word",
-        "lm_head.decoder.bias": "mlm/bias",
-    },
-    ignored={
-        **hf.CONSTANTS,
-        "lm_head.decoder.weight": "the embedding table again: the decoder is tied to it",
-        "lm_head.decoder.bias": "lm_head.bias again",
-    },
+    tied=hf.tied_decoder("lm_head.decoder"),
+    constants=hf.CONSTANTS,
 )

@@ -76,8 +76,6 @@ class RobertaSection(ModelSection):
 def check_padding(position: int | None, padding_id: int) -> None:
     """Raises UserError if the position of padding is set, but is not the id of padding."""
     if position not in (None, padding_id):
-        raise UserError(
-            "roberta.padding_position",
-            f"found {position}, but Hugging Face's models use {padding_id}, the padding's token id",
-            place="model.architecture.padding_position",
-        )
+        allowed = f"{padding_id}, the padding's token id, as in Hugging Face's models"
+        place = "model.architecture.padding_position"
+        raise UserError.wrong("roberta.padding_position", position, allowed, place=place)
