@@ -10,18 +10,10 @@ from typing import Any, Final, Literal
 import pydantic
 from etils import epath
 
-from bert_jax.errors import UserError, commas
+from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
+from bert_jax.interop import sentence_transformers_sections as sections
 from bert_jax.interop.hf_checkpoint import CONFIG, read_hf
-from bert_jax.interop.sentence_transformers_sections import (
-    PACKAGE,
-    SETTINGS,
-    TRANSFORMER,
-    TextHeadFormat,
-    longest_text,
-    model_type,
-    write_json,
-)
 from bert_jax.interop.sources import MODULES
 from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.model.text_head import CrossEncoderSection
@@ -30,7 +22,7 @@ from bert_jax.text import Tokenizer
 from bert_jax.validation import validate
 
 _TYPE: Final = "CrossEncoder"
-_MODULE: Final = f"{PACKAGE}base.modules.transformer.Transformer"
+_MODULE: Final = f"{sections.PACKAGE}base.modules.transformer.Transformer"
 _OF_HF: Final = "sentence_transformers"  # key of config.json in versions 4 and 5
 _BEFORE_4: Final = "sbert_ce_default_activation_function"
 _PROMPT: Final = "query"  # our name of the prompt
@@ -54,7 +46,7 @@ def is_cross_encoder(directory: Path) -> bool:
     """Returns whether a directory has the settings of a cross-encoder."""
     config = directory / CONFIG
     if (directory / MODULES).exists():
-        return model_type(directory) == _TYPE
+        return sections.model_type(directory) == _TYPE
     return config.exists() and bool(
         {_OF_HF, _BEFORE_4} & read_json_object(epath.Path(config)).keys()
     )
@@ -70,35 +62,28 @@ def read_cross_encoder(directory: Path, *, tokenizer: Tokenizer | None = None) -
     path, values = directory / CONFIG, dict(config.get(_OF_HF) or {})
     if activation := config.get(_BEFORE_4):
         values.setdefault("activation_fn", activation)
-    if (directory / SETTINGS).exists():
-        path = directory / SETTINGS
+    if (directory / sections.SETTINGS).exists():
+        path = directory / sections.SETTINGS
         values |= read_json_object(epath.Path(path))
     found = validate(_Settings, values, source=str(path))
     if found.activation_fn not in _ACTIVATIONS:
-        raise UserError.wrong(
-            "import.cross_encoder_activation",
-            f"{found.activation_fn:.80}",
-            commas(_ACTIVATIONS),
-            place=f"{path}: activation_fn",
-        )
+        name, place = f"{found.activation_fn:.80}", f"{path}: activation_fn"
+        raise UserError.unknown("import.cross_encoder_activation", name, _ACTIVATIONS, place=place)
     model = read_hf(directory, tokenizer=tokenizer)
     if model.heads.task != "sequence_classification" or len(model.heads.labels) != 1:
-        raise UserError.wrong(
-            "import.cross_encoder_outputs",
-            f"{len(model.heads.labels)} outputs",
-            "a sequence classifier with one output",
-            place=directory / CONFIG,
-        )
-    transformer, limit = directory / TRANSFORMER, None
+        number, allowed = len(model.heads.labels), "1 output of a sequence classifier"
+        place = directory / CONFIG
+        raise UserError.wrong("import.cross_encoder_outputs", number, allowed, place=place)
+    transformer, limit = directory / sections.TRANSFORMER, None
     if transformer.exists():
         limit = read_json_object(epath.Path(transformer)).get("max_seq_length")
     prompt = found.prompts.get(found.default_prompt_name or "") or ""
     head = CrossEncoderSection(
         activation=_ACTIVATIONS[found.activation_fn],
         query_prefix=prompt,
-        max_length=longest_text(directory, model, limit=limit),
+        max_length=sections.longest_text(directory, model, limit=limit),
     )
-    files = [directory / name for name in (MODULES, SETTINGS, TRANSFORMER)]
+    files = [directory / name for name in (MODULES, sections.SETTINGS, sections.TRANSFORMER)]
     return model._replace(
         heads=model.heads.model_copy(update={"cross_encoder": head}),
         files=(*filter(Path.exists, files), *model.files),
@@ -127,10 +112,10 @@ def write_cross_encoder(directory: Path, model: Pretrained) -> None:
         "module_output_name": "scores",
     }
     config = read_json_object(epath.Path(directory / CONFIG))
-    write_json(directory / CONFIG, {**config, _OF_HF: {"activation_fn": activation}})
-    write_json(directory / SETTINGS, settings)
-    write_json(directory / TRANSFORMER, transformer)
-    write_json(directory / MODULES, [{"idx": 0, "name": "0", "path": "", "type": _MODULE}])
+    sections.write_json(directory / CONFIG, {**config, _OF_HF: {"activation_fn": activation}})
+    sections.write_json(directory / sections.SETTINGS, settings)
+    sections.write_json(directory / sections.TRANSFORMER, transformer)
+    sections.write_json(directory / MODULES, [{"idx": 0, "name": "0", "path": "", "type": _MODULE}])
 
 
 _USAGE: Final = """```python
@@ -139,13 +124,12 @@ from sentence_transformers import CrossEncoder
 model = CrossEncoder("{name}")
 print(model.rank("a question", ["an answer", "another answer"], return_documents=True))
 ```"""
-_FRONT_MATTER: Final = """---
-library_name: sentence-transformers
-pipeline_tag: text-ranking
-tags: [sentence-transformers, cross-encoder, reranker, {kind}, bert-jax]
----
-"""
-FORMAT: Final = TextHeadFormat(
-    is_cross_encoder, read_cross_encoder, write_cross_encoder, _USAGE, _FRONT_MATTER
+FORMAT: Final = sections.TextHeadFormat(
+    is_cross_encoder,
+    read_cross_encoder,
+    write_cross_encoder,
+    _USAGE,
+    "text-ranking",
+    "cross-encoder, reranker",
 )
 """The format of cross-encoders."""

@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 from flax import serialization
 
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import UserError
 from bert_jax.files.read import require_file, shown
-from bert_jax.interop.tensor_conversion import TensorSpec, flatten
+from bert_jax.interop.tensor_conversion import TensorSpec, damaged, flatten
 
 FLAX_WEIGHTS: Final = "flax_model.msgpack"
 
@@ -38,20 +38,11 @@ class FlaxFile:
             found = serialization.msgpack_restore(path.read_bytes())
             arrays = flatten(found if isinstance(found, dict) else {"": None})
         except Exception as error:  # a damaged file can raise any exception
-            raise UserError(
-                "weights.flax_damaged",
-                f"cannot be read as a file of Flax ({first_line(error)}). If the download was cut "
-                "off, repeat it.",
-                place=path,
-            ) from error
+            raise damaged("weights.flax_damaged", path, "a file of Flax", error) from error
         self._arrays: dict[str, np.ndarray] = {}
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray):
-                raise UserError(
-                    "weights.no_arrays",
-                    f"found no array at {shown(name)}, allowed: nested names of arrays",
-                    place=path,
-                )
+                raise UserError("weights.no_arrays", f"found no array at {shown(name)}", place=path)
             theirs, tensor = _renamed(name, array)
             self._arrays[theirs] = tensor
         self.specs = {

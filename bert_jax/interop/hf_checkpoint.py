@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.encoders.hf_format import ClassHeads, HfFormat
-from bert_jax.errors import UserError, commas, did_you_mean, one_of
+from bert_jax.errors import UserError, commas, one_of
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, shown
 from bert_jax.interop import hf_config, tensor_conversion
@@ -52,11 +52,9 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
     architecture, ignored = found.architecture, found.format.ignored
     tokenizer = tokenizer or load_tokenizer(directory)
     if tokenizer.vocab_size > architecture.vocab_size:
-        raise UserError(
-            "import.vocab_size",
-            f"found {architecture.vocab_size}, but the tokenizer has {tokenizer.vocab_size} pieces",
-            place=f"{source}: vocab_size",
-        )
+        allowed = f"the tokenizer's {tokenizer.vocab_size} pieces, or more"
+        place = f"{source}: vocab_size"
+        raise UserError.wrong("import.vocab_size", architecture.vocab_size, allowed, place=place)
     weights = HfWeights(directory, found.format)
     heads = _heads_found(weights, found, source)
     _check_tied(weights, found, heads, source)
@@ -143,8 +141,7 @@ def read_generator(directory: Path, model: EncoderArchitecture) -> Generator:
     if model.with_changes(sizes) != found.architecture:
         raise UserError(
             "import.generator",
-            f"found a generator that differs from the model of {CONFIG} in more than "
-            f"{commas(SIZES)}. Remove the file to import the model alone.",
+            f"differs from {CONFIG} in more than {commas(SIZES)}. Remove it.",
             place=source,
         )
     weights = HfWeights(directory, found.format, file=_GENERATOR_WEIGHTS)
@@ -188,24 +185,17 @@ def _choose(
     for each, wanted in allowed.items():
         if name in (None, each):
             return each, wanted
-    raise UserError(
-        "export.class_unknown",
-        f'found "{name}", allowed with these heads: '
-        f"{commas(allowed)}{did_you_mean(str(name), allowed)}",
-        place="--as",
-    )
+    raise UserError.unknown("export.class_unknown", str(name), allowed, place="--as")
 
 
 def _refuse_adapter(directory: Path) -> None:
     """Raises UserError for an adapter. transformers reads its base model, even beside weights."""
     path = directory / ADAPTER
     if path.exists():
-        values = read_json_object(epath.Path(path))
+        base = read_json_object(epath.Path(path)).get("base_model_name_or_path")
         raise UserError(
             "import.adapter",
-            f"found a PEFT adapter of {shown(values.get('base_model_name_or_path'))}, which is "
-            "not a whole model. Merge it in Python with merge_and_unload(), save the merged "
-            "model with save_pretrained(), and import that.",
+            f"an adapter of {shown(base)}. Import the result of PEFT's merge_and_unload().",
             place=path,
         )
 
@@ -221,8 +211,7 @@ def _check_tied(
     if heads.mlm and missing and not found.config.tie_word_embeddings:
         raise UserError(
             "import.untied_decoder",
-            f"found false, but the weights lack {missing[0]}. Set it to true if the decoder is "
-            "the embedding table. Other decoders cannot be imported.",
+            f"found false, but {missing[0]} is missing. Set true if the decoder is the embedding.",
             place=f"{source}: tie_word_embeddings",
         )
 
@@ -234,11 +223,9 @@ def _check_labels(weights: HfWeights, format: HfFormat, heads: HeadsSection, sou
     last = [rule.theirs for rule in format.tasks[heads.task] if rule.matrix][-1]
     shape = weights.specs[last].shape if last in weights.specs else ()
     if shape and shape[0] != len(heads.labels):
-        raise UserError(
-            "import.label_count",
-            f"found {len(heads.labels)} labels, but {last} has {shape[0]} outputs. Name all of "
-            f"them in id2label, or set num_labels to {shape[0]}.",
-            place=f"{source}: id2label",
+        allowed = f"{shape[0]}, the outputs of {last}, or num_labels: {shape[0]}"
+        raise UserError.wrong(
+            "import.label_count", len(heads.labels), allowed, place=f"{source}: id2label"
         )
 
 
@@ -261,17 +248,11 @@ def _heads_found(weights: HfWeights, found: hf_config.HfModelConfig, source: Pat
     promised, config, format = found.heads, found.config, found.format
     task_weights = {rule.theirs for rules in format.tasks.values() for rule in rules if rule.matrix}
     if promised.task is None and (stray := sorted(task_weights & weights.specs.keys())):
-        allowed = one_of(
-            [
-                name
-                for name, (_, heads) in format.class_names(config.model_type).items()
-                if heads.task
-            ]
-        )
+        names = format.class_names(config.model_type)
+        allowed = one_of([name for name, (_, heads) in names.items() if heads.task])
         raise UserError(
             "import.class_without_head",
-            f"found {found.name}, but the weights have {stray[0]}. Name the class that was "
-            f"fine-tuned: {allowed}.",
+            f"found {found.name}, but the weights have {stray[0]}. Use {allowed}.",
             place=f"{source}: architectures",
         )
     rules = format.names(weights.prefix, None)

@@ -5,14 +5,9 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from bert_jax.encoders.hf_format import (
-    PROBLEMS,
-    ClassHeads,
-    HfConfig,
-    HfFormat,
-)
+from bert_jax.encoders.hf_format import PROBLEMS, ClassHeads, HfConfig, HfFormat
 from bert_jax.encoders.registry import SECTIONS, encoder_module
-from bert_jax.errors import UserError, commas, did_you_mean
+from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
@@ -50,29 +45,20 @@ def read_config(path: Path) -> HfModelConfig:
     found = str(values.get("model_type", "bert"))
     formats = {name: each for each in map(format_of, SECTIONS) for name in each.model_types}
     if found not in formats:
-        raise UserError(
-            "import.model_type",
-            f'found "{found:.60}", allowed: {commas(formats)}{did_you_mean(found, formats)}',
-            place=f"{path}: model_type",
-        )
+        raise UserError.unknown("import.model_type", found, formats, place=f"{path}: model_type")
     chosen = formats[found]
     config = validate(chosen.config, values, source=str(path))
     classes = chosen.class_names(found)
     bare = chosen.model_types[found] + chosen.bare
     name = config.architectures[0] if config.architectures else bare
     if name not in classes:
-        raise UserError(
-            "import.class_unknown",
-            f'found "{name:.60}", allowed: {commas(classes)}{did_you_mean(name, classes)}',
-            place=f"{path}: architectures",
+        raise UserError.unknown(
+            "import.class_unknown", name, classes, place=f"{path}: architectures"
         )
     heads = classes[name][1]
     if config.is_decoder != heads.causal:
-        raise UserError(
-            "import.is_decoder",
-            f"found {config.is_decoder} in a file of class {name}, allowed: {heads.causal}",
-            place=f"{path}: is_decoder",
-        )
+        allowed, place = f"{heads.causal} for {name}", f"{path}: is_decoder"
+        raise UserError.wrong("import.is_decoder", config.is_decoder, allowed, place=place)
     return HfModelConfig(chosen, name, heads, config)
 
 

@@ -22,18 +22,8 @@ from bert_jax.text.sentence_piece import MODEL_FILE, WORD_START, SentencePieceTo
 from bert_jax.text.special_rows import adds_special, rows_of
 from bert_jax.text.spm_file import SPM_FILE
 from bert_jax.text.tokenizer import CONFIG_FILE
-from bert_jax.text.vocabulary import (
-    CLS,
-    SEP,
-    SPECIAL_PIECES,
-    UNK,
-    SpecialIds,
-)
-from bert_jax.text.wordpiece import (
-    CONTINUATION,
-    VOCAB_FILE,
-    WordPieceTokenizer,
-)
+from bert_jax.text.vocabulary import CLS, SEP, SPECIAL_PIECES, UNK, SpecialIds
+from bert_jax.text.wordpiece import CONTINUATION, VOCAB_FILE, WordPieceTokenizer
 
 FAST: Final = "tokenizer.json"
 _INPUTS: Final = ["input_ids", "token_type_ids", "attention_mask"]

@@ -10,11 +10,11 @@ import numpy as np
 from etils import epath
 
 from bert_jax.encoders.hf_format import HfFormat
-from bert_jax.errors import UserError, commas, first_line, one_of
+from bert_jax.errors import UserError, commas, one_of
 from bert_jax.files.read import read_json_object, require_file, shown
 from bert_jax.interop.flax_file import FLAX_WEIGHTS, FlaxFile
 from bert_jax.interop.safetensors_file import DTYPES, WEIGHTS, SafetensorsFile
-from bert_jax.interop.tensor_conversion import TensorSource, TensorSpec
+from bert_jax.interop.tensor_conversion import TensorSource, TensorSpec, damaged, tensor_error
 
 TORCH_WEIGHTS: Final = "pytorch_model.bin"
 _DENSE: Final = "torch.strided"
@@ -36,9 +36,7 @@ class TorchFile:
             import torch
         except ImportError as error:
             raise UserError(
-                "weights.needs_pytorch",
-                "reading it needs PyTorch. Run pip install torch, or use a model.safetensors.",
-                place=path,
+                "weights.needs_pytorch", "needs PyTorch. Run pip install torch.", place=path
             ) from error
         require_file(path)
         self.path = str(path)
@@ -48,16 +46,11 @@ class TorchFile:
         except pickle.UnpicklingError as error:
             raise UserError(
                 "weights.pickled_objects",
-                "found Python objects besides tensors, and unpickling them can run any code. Use "
-                "a file with tensors alone, or a model.safetensors.",
+                "found Python objects, which can run any code. Use a model.safetensors.",
                 place=path,
             ) from error
         except Exception as error:  # a damaged pickle can raise any exception
-            raise UserError(
-                "weights.pytorch_damaged",
-                f"cannot be read as a PyTorch file ({first_line(error)})",
-                place=path,
-            ) from error
+            raise damaged("weights.pytorch_damaged", path, "a PyTorch file", error) from error
         if not isinstance(found, Mapping) or not all(map(torch.is_tensor, found.values())):
             raise UserError("weights.no_tensors", "found no dict of tensors", place=path)
         self._tensors = found
@@ -76,26 +69,16 @@ def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
     """
     kind = str(tensor.dtype).split(".")[1]
     if not isinstance(name, str) or kind not in DTYPES.values() or str(tensor.layout) != _DENSE:
-        raise UserError(
-            "tensor.layout",
-            f"tensor {shown(name)} is {kind} ({tensor.layout}), allowed: dense tensors of "
-            f"{one_of(DTYPES.values())}",
-            place=path,
-        )
+        allowed = f"dense tensors of {one_of(DTYPES.values())}"
+        what = f"is {kind} ({tensor.layout}), allowed: {allowed}"
+        raise tensor_error("tensor.layout", path, shown(name), what)
     if tensor.is_meta:
-        raise UserError(
-            "tensor.no_data",
-            f"tensor {shown(name)} has no data in the file (device meta). Save the model again "
-            "with its weights.",
-            place=path,
-        )
+        what = "has no data (device meta). Save the model with its weights."
+        raise tensor_error("tensor.no_data", path, shown(name), what)
     # An expanded view of a few stored numbers could need terabytes when it is read.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise UserError(
-            "tensor.larger_than_file",
-            f"tensor {shown(name)} is larger than its data in the file",
-            place=path,
-        )
+        what = "is larger than its data in the file"
+        raise tensor_error("tensor.larger_than_file", path, shown(name), what)
     return TensorSpec(tuple(tensor.shape), np.dtype(kind))
 
 
@@ -144,12 +127,8 @@ class HfWeights:
             for name in source.specs:
                 _, other = self._found.setdefault(_current_name(name, format), (source, name))
                 if other != name:
-                    raise UserError(
-                        "tensor.two_names",
-                        f"found the tensors {other} and {name}, which are one tensor of our model. "
-                        "Remove one of them.",
-                        place=shard,
-                    )
+                    what = f"is the same tensor as {name}. Remove one of them."
+                    raise tensor_error("tensor.two_names", shard, other, what)
         with_heads = any(name.startswith(format.prefix) for name in self._found)
         self.prefix = format.prefix if with_heads else ""
         self._resolve_tied(format)
@@ -171,11 +150,8 @@ class HfWeights:
             if first not in self._found:
                 self._found[first] = self._found.pop(second)
             elif not np.array_equal(self.read(second), self.read(first)):
-                raise UserError(
-                    "tensor.not_tied",
-                    f"tensor {second} differs from {first}, but our model has one tensor for both",
-                    place=self.path,
-                )
+                what = f"differs from {first}, but our model has one tensor for both"
+                raise tensor_error("tensor.not_tied", self.path, second, what)
 
 
 def _current_name(name: str, format: HfFormat) -> str:
@@ -203,16 +179,12 @@ def _shards(index: Path) -> list[Path]:
     weight_map = read_json_object(epath.Path(index)).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
-        raise UserError(
-            "weights.no_weight_map", "found no weight_map from tensor names to files", place=index
-        )
+        raise UserError("weights.no_weight_map", "found no map of tensors to files", place=index)
     beside = {path.name for path in index.parent.iterdir() if path.is_file()}
     for name in names:
         if name not in beside:
             raise UserError(
-                "weights.shard_missing",
-                f"names {shown(name)}, which is not in the same directory",
-                place=index,
+                "weights.shard_missing", f"found no {shown(name)} beside it", place=index
             )
     return [index.parent / name for name in sorted(set(names))]
 
@@ -223,7 +195,5 @@ def _refuse_pointer(file: Path) -> None:
     with file.open("rb") as opened:
         if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise UserError(
-                "weights.lfs_pointer",
-                "found a git-lfs pointer instead of the weights. Run `git lfs pull`.",
-                place=file,
+                "weights.lfs_pointer", "a git-lfs pointer. Run `git lfs pull`.", place=file
             )

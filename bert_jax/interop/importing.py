@@ -10,12 +10,7 @@ from jax.sharding import Mesh
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.inference.execution import ForwardDtype, forward_model
-from bert_jax.interop import (
-    cross_encoder,
-    late_interaction,
-    sentence_transformers,
-    sparse_encoder,
-)
+from bert_jax.interop import cross_encoder, late_interaction, sentence_transformers, sparse_encoder
 from bert_jax.interop.hf_checkpoint import is_hf, read_hf
 from bert_jax.interop.sentence_transformers import encoder_directory, is_sentence_transformers
 from bert_jax.interop.sentence_transformers_sections import TextHeadFormat
@@ -23,14 +18,8 @@ from bert_jax.interop.sentencepiece_file import read_albert_model
 from bert_jax.interop.sources import no_directory
 from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.interop.tf_checkpoint import is_tf, read_tf
+from bert_jax.model import text_head
 from bert_jax.model.section import Execution
-from bert_jax.model.text_head import (
-    CrossEncoderSection,
-    PoolingSection,
-    SparseHeadSection,
-    TextHeadSection,
-    TokenVectorsSection,
-)
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.runs.settings import CONFIG
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -41,11 +30,11 @@ from bert_jax.text.wordpiece import VOCAB_FILE
 from bert_jax.train.state import abstract_params
 
 # To register the files of a text head, add its format here.
-TEXT_HEADS: Final[Mapping[type[TextHeadSection], TextHeadFormat]] = {
-    TokenVectorsSection: late_interaction.FORMAT,
-    PoolingSection: sentence_transformers.FORMAT,
-    SparseHeadSection: sparse_encoder.FORMAT,
-    CrossEncoderSection: cross_encoder.FORMAT,
+TEXT_HEADS: Final[Mapping[type[text_head.TextHeadSection], TextHeadFormat]] = {
+    text_head.TokenVectorsSection: late_interaction.FORMAT,
+    text_head.PoolingSection: sentence_transformers.FORMAT,
+    text_head.SparseHeadSection: sparse_encoder.FORMAT,
+    text_head.CrossEncoderSection: cross_encoder.FORMAT,
 }
 
 
@@ -85,12 +74,8 @@ def read_checkpoint(
         found = "a run, which needs no import"
     elif source.is_file() and is_hf(directory):
         found, near = "a file", f'; did you mean "{directory}"?'
-    raise UserError(
-        "import.no_checkpoint",
-        f"found {found}, allowed: a directory from Hugging Face (config.json and "
-        f"model.safetensors) or google-research/bert (*.index and *.data-*){near}",
-        place=source,
-    )
+    allowed = f"a checkpoint (config.json and weights, or *.index and *.data-*){near}"
+    raise UserError.wrong("import.no_checkpoint", found, allowed, place=source)
 
 
 def _with_casing(directory: Path, *, lower_case: bool) -> Tokenizer:
@@ -100,7 +85,7 @@ def _with_casing(directory: Path, *, lower_case: bool) -> Tokenizer:
             if (directory / name).exists():
                 raise UserError(
                     "import.casing_known",
-                    f"found {name}, which determines the casing. Omit --uncased and --cased.",
+                    f"{name} determines the casing. Omit --uncased and --cased.",
                     place=directory,
                 )
         if (directory / MODEL_FILE).exists():

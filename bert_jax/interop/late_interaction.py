@@ -13,36 +13,11 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
-from bert_jax.interop.dense_module import (
-    TOKENS,
-    Projection,
-    read_dense,
-    read_projection,
-    settings_of_tokens,
-    write_dense,
-)
+from bert_jax.interop import dense_module
+from bert_jax.interop import sentence_transformers_files as st_files
+from bert_jax.interop import sentence_transformers_sections as sections
 from bert_jax.interop.hf_checkpoint import CONFIG, read_hf
-from bert_jax.interop.hf_tokenizer import tokenizer_files, with_markers
-from bert_jax.interop.sentence_transformers_files import (
-    read_model_file,
-    read_modules,
-    read_prompts,
-    read_transformer,
-    transformer_file,
-    write_modules,
-    written_prompts,
-)
-from bert_jax.interop.sentence_transformers_sections import (
-    PACKAGE,
-    SETTINGS,
-    TRANSFORMER,
-    PromptsFile,
-    TextHeadFormat,
-    TransformerSettings,
-    VectorModule,
-    longest_text,
-    write_json,
-)
+from bert_jax.interop.hf_tokenizer import with_markers
 from bert_jax.interop.sources import MODULES
 from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.model.architecture import EncoderArchitecture
@@ -76,7 +51,7 @@ class _Expansion(Section):
     length: int = pydantic.Field(ge=4)
 
 
-class _Transformer(TransformerSettings):
+class _Transformer(sections.TransformerSettings):
     """Settings of Transformer, and of queries and documents."""
 
     query_length: int | None = pydantic.Field(default=None, ge=4)
@@ -92,7 +67,7 @@ class _Mask(Section):
     keep_only_token_ids: tuple[()] | None = None
 
 
-class _Settings(PromptsFile):
+class _Settings(sections.PromptsFile):
     """``config_sentence_transformers.json``. PyLate has the settings from `query_prefix` on."""
 
     model_type: str | None = None
@@ -123,9 +98,9 @@ class _Settings(PromptsFile):
 
 def is_late_interaction(directory: Path) -> bool:
     """Returns whether a directory has the settings of a late-interaction model."""
-    if not (directory / MODULES).exists() or not (directory / SETTINGS).exists():
+    if not (directory / MODULES).exists() or not (directory / sections.SETTINGS).exists():
         return False
-    found = read_json_object(epath.Path(directory / SETTINGS))
+    found = read_json_object(epath.Path(directory / sections.SETTINGS))
     return found.get("model_type") in (_TYPE, _OF_PYLATE) or "query_prefix" in found
 
 
@@ -134,13 +109,13 @@ def read_late_interaction(directory: Path, *, tokenizer: Tokenizer | None = None
 
     Raises UserError if a module or a setting has no counterpart here; also as in `read_hf`.
     """
-    settings = read_model_file(directory, _Settings)
+    settings = st_files.read_model_file(directory, _Settings)
     if settings.similarity_fn_name == "meanmaxsim":
-        place = f"{directory / SETTINGS}: similarity_fn_name"
+        place = f"{directory / sections.SETTINGS}: similarity_fn_name"
         raise UserError.wrong("import.similarity", "meanmaxsim", "maxsim", place=place)
     of_pylate = settings.model_type != _TYPE
     optional = ("Dense", "MultiVectorMask", "Normalize") if of_pylate else ("Dense",)
-    modules = read_modules(directory, [*_STEPS], optional=optional)
+    modules = st_files.read_modules(directory, [*_STEPS], optional=optional)
     configs = {name: directory / folder / CONFIG for name, folder in modules.items()}
     encoder = configs.pop("Transformer").parent
     layer = _read_dense(configs["Dense"]) if "Dense" in configs else None
@@ -148,7 +123,9 @@ def read_late_interaction(directory: Path, *, tokenizer: Tokenizer | None = None
     if "MultiVectorMask" in configs:
         mask = read_section(_Mask, epath.Path(configs["MultiVectorMask"]))
     if "Normalize" in configs:
-        validate(VectorModule, settings_of_tokens(configs["Normalize"]), source="")
+        validate(
+            sections.VectorModule, dense_module.settings_of_tokens(configs["Normalize"]), source=""
+        )
     model = read_hf(encoder, tokenizer=tokenizer)
     model = model._replace(tokenizer=with_markers(model.tokenizer, settings.markers.values()))
     head, notes = _head(directory, encoder, model, settings)
@@ -158,19 +135,18 @@ def read_late_interaction(directory: Path, *, tokenizer: Tokenizer | None = None
     heads = model.heads.model_copy(update={"late_interaction": head})
     params = model.params
     if layer is not None:
-        params = params | read_projection(layer, model, heads, bias=False)
-    own = [directory / MODULES, directory / SETTINGS, *configs.values()]
+        params = params | dense_module.read_projection(layer, model, heads, bias=False)
+    own = [directory / MODULES, directory / sections.SETTINGS, *configs.values()]
     own += [] if layer is None else layer.source.files
-    own += [path] if (path := transformer_file(encoder)) else []
-    files = (*own, *model.files, *tokenizer_files(encoder))
+    files = st_files.all_files(encoder, own, model)
     return model._replace(heads=heads, params=params, files=files, notes=(*model.notes, *notes))
 
 
-def _read_dense(config: Path) -> Projection:
-    settings = settings_of_tokens(config)
+def _read_dense(config: Path) -> dense_module.Projection:
+    settings = dense_module.settings_of_tokens(config)
     if settings.get("bias", True) is not False:
         raise UserError.wrong("import.dense", "true", "false", place=f"{config}: bias")
-    return read_dense(config.parent, settings)
+    return dense_module.read_dense(config.parent, settings)
 
 
 def _head(
@@ -181,22 +157,22 @@ def _head(
     for name, marker in settings.markers.items():  # PyLate puts it before the prompt
         prompts[name] = marker + (prompts.get(name) or "").removeprefix(marker)
     settings = settings.model_copy(update={"prompts": prompts})
-    prefixes, notes = read_prompts(directory, settings)
-    found = read_transformer(encoder, model, _Transformer)
+    prefixes, notes = st_files.read_prompts(directory, settings)
+    found = st_files.read_transformer(encoder, model, _Transformer)
     if settings.model_type != _TYPE:
         others = settings.lengths.items()
         missing = {name: each for name, each in others if name not in found.model_fields_set}
         found = found.model_copy(update=missing)
     expansion, mask = found.query_expansion, model.tokenizer.special_pieces.mask
     if expansion is not None and expansion.token not in (None, mask):
-        place = f"{transformer_file(encoder)}: query_expansion.token"
+        place = f"{st_files.transformer_file(encoder)}: query_expansion.token"
         raise UserError.wrong("import.expansion_token", f"{expansion.token:.60}", mask, place=place)
     _refuse_unattended(model.architecture, expansion and _EXPANSIONS[expansion.attend], encoder)
     limit = found.document_length or found.longest
     head = TokenVectorsSection(
         query_length=found.query_length if expansion is None else expansion.length,
         query_expansion=None if expansion is None else _EXPANSIONS[expansion.attend],
-        max_length=longest_text(encoder, model, limit=limit),
+        max_length=sections.longest_text(encoder, model, limit=limit),
         **prefixes,
     )
     return head, [*notes, *found.notes]
@@ -208,8 +184,7 @@ def _refuse_unattended(
     if architecture.kind == "deberta" and expansion == _EXPANSIONS[False]:
         raise UserError(
             "import.unattended",
-            "found query_expansion unattended with an encoder of DeBERTa, in which Hugging Face "
-            "lets such tokens attend to no token. Use attended, or another encoder.",
+            "found query_expansion unattended, allowed with DeBERTa in Hugging Face: attended",
             place=place,
         )
 
@@ -227,13 +202,13 @@ def write_late_interaction(directory: Path, model: Pretrained) -> None:
     folders = {name: f"{index}_{name}" if index else "" for index, name in enumerate(names)}
     for folder in folders.values():
         (directory / folder).mkdir(exist_ok=True)
-    tokens = {"module_input_name": TOKENS, "module_output_name": TOKENS}
+    tokens = {"module_input_name": dense_module.TOKENS, "module_output_name": dense_module.TOKENS}
     if how.projection is not None:
-        write_dense(directory / folders["Dense"], model, bias=False, **tokens)
+        dense_module.write_dense(directory / folders["Dense"], model, bias=False, **tokens)
     words = model.tokenizer.pieces(how.skipped)
     mask = {"skiplist_words": words, "skiplist_tasks": [_PASSAGE], "keep_only_token_ids": None}
-    write_json(directory / folders["MultiVectorMask"] / CONFIG, mask)
-    write_json(directory / folders["Normalize"] / CONFIG, tokens)
+    sections.write_json(directory / folders["MultiVectorMask"] / CONFIG, mask)
+    sections.write_json(directory / folders["Normalize"] / CONFIG, tokens)
     longest = model.heads.longest_text(model.architecture.max_position_embeddings)
     transformer: dict[str, Any] = {
         "max_seq_length": longest,
@@ -247,11 +222,15 @@ def write_late_interaction(directory: Path, model: Pretrained) -> None:
         attend = how.query_expansion == _EXPANSIONS[True]
         expansion = {"strategy": "fixed", "attend": attend, "length": length}
         transformer["query_expansion"] = expansion
-    write_json(directory / TRANSFORMER, transformer)
-    settings = {"model_type": _TYPE, **written_prompts(how), "similarity_fn_name": "maxsim"}
-    write_json(directory / SETTINGS, settings)
-    types = {name: f"{PACKAGE}{_STEPS[name]}.{name}" for name in names}
-    write_modules(directory, {types[name]: folder for name, folder in folders.items()})
+    sections.write_json(directory / sections.TRANSFORMER, transformer)
+    settings = {
+        "model_type": _TYPE,
+        **st_files.written_prompts(how),
+        "similarity_fn_name": "maxsim",
+    }
+    sections.write_json(directory / sections.SETTINGS, settings)
+    types = {name: f"{sections.PACKAGE}{_STEPS[name]}.{name}" for name in names}
+    st_files.write_modules(directory, {types[name]: folder for name, folder in folders.items()})
 
 
 _USAGE: Final = """```python
@@ -262,13 +241,12 @@ queries = model.encode_query(["a question"])
 passages = model.encode_document(["an answer", "another answer"])
 print(model.similarity(queries, passages))
 ```"""
-_FRONT_MATTER: Final = """---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags: [sentence-transformers, multi-vector, ColBERT, late-interaction, {kind}, bert-jax]
----
-"""
-FORMAT: Final = TextHeadFormat(
-    is_late_interaction, read_late_interaction, write_late_interaction, _USAGE, _FRONT_MATTER
+FORMAT: Final = sections.TextHeadFormat(
+    is_late_interaction,
+    read_late_interaction,
+    write_late_interaction,
+    _USAGE,
+    "sentence-similarity",
+    "multi-vector, ColBERT, late-interaction",
 )
 """The format of late-interaction models."""

@@ -48,9 +48,7 @@ def open_model(
     for option, value, default in (("checkpoint", checkpoint, "auto"), ("ema", ema, False)):
         if value != default:
             raise UserError(
-                "checkpoint.without_run",
-                f"found {value}, but {source} is not a run directory. Omit this option.",
-                place=option,
+                "checkpoint.without_run", f"{source} is no run. Omit this option.", place=option
             )
     path, name = Path(directory), str(source)
     if not on_hub and not is_checkpoint(directory) and not is_tf(directory):

@@ -19,7 +19,7 @@ import safetensors
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_errors
 from bert_jax.files.read import require_file
-from bert_jax.interop.tensor_conversion import TensorSpec, wrong_type
+from bert_jax.interop.tensor_conversion import TensorSpec, damaged, wrong_type
 
 WEIGHTS: Final = "model.safetensors"
 
@@ -60,17 +60,12 @@ class SafetensorsFile:
                 shapes = {name: tuple(each.get_shape()) for name, each in found.items()}
                 checksum = (opened.metadata() or {}).get(_CHECKSUM)
         except (safetensors.SafetensorError, OSError) as error:
-            raise UserError(
-                "weights.safetensors_damaged",
-                f"cannot be read as a safetensors file ({error}). If the download was cut off, "
-                "repeat it.",
-                place=path,
-            ) from error
+            kind = "a safetensors file"
+            raise damaged("weights.safetensors_damaged", path, kind, error) from error
         if checksum is not None and checksum != _sha256(path, checksum.encode()):
             raise UserError(
                 "weights.checksum",
-                f"its SHA-256 differs from {_CHECKSUM} in its metadata. Copy or export the file "
-                "again.",
+                "its SHA-256 differs from its metadata. Copy it again.",
                 place=path,
             )
         for name, kind in kinds.items():

@@ -11,31 +11,11 @@ from etils import epath
 
 from bert_jax.errors import UserError, commas
 from bert_jax.files.read import read_json_object
+from bert_jax.interop import sentence_transformers_files as st_files
+from bert_jax.interop import sentence_transformers_sections as sections
 from bert_jax.interop import tensor_conversion
 from bert_jax.interop.dense_module import read_dense, read_projection, write_dense
 from bert_jax.interop.hf_checkpoint import CONFIG, read_hf
-from bert_jax.interop.hf_tokenizer import tokenizer_files
-from bert_jax.interop.sentence_transformers_files import (
-    read_model_file,
-    read_modules,
-    read_prompts,
-    read_transformer,
-    transformer_file,
-    write_modules,
-    written_prompts,
-)
-from bert_jax.interop.sentence_transformers_sections import (
-    PACKAGE,
-    SETTINGS,
-    TRANSFORMER,
-    ModelFile,
-    TextHeadFormat,
-    TransformerModule,
-    VectorModule,
-    longest_text,
-    model_type,
-    write_json,
-)
 from bert_jax.interop.sources import MODULES
 from bert_jax.model.text_head import Pool, PoolingSection
 from bert_jax.text import Tokenizer
@@ -60,12 +40,12 @@ _MODE_KEYS: Final = {
 def is_sentence_transformers(directory: Path) -> bool:
     """Returns whether a directory has the modules.json of a model of sentence embeddings."""
     others = ("CrossEncoder", "SparseEncoder", "MultiVectorEncoder", "ColBERT")
-    return (directory / MODULES).exists() and model_type(directory) not in others
+    return (directory / MODULES).exists() and sections.model_type(directory) not in others
 
 
 def encoder_directory(directory: Path) -> Path:
     """Returns the directory of the Transformer module: the same one, or an older 0_Transformer."""
-    return directory / read_modules(directory, _STEPS, optional=_OPTIONAL)["Transformer"]
+    return directory / st_files.read_modules(directory, _STEPS, optional=_OPTIONAL)["Transformer"]
 
 
 def read_sentence_transformers(
@@ -82,7 +62,7 @@ def read_sentence_transformers(
             `read_hf`.
     """
     # First, because they are small.
-    modules = read_modules(directory, _STEPS, optional=_OPTIONAL)
+    modules = st_files.read_modules(directory, _STEPS, optional=_OPTIONAL)
     encoder = directory / modules["Transformer"]
     pool = _read_pooling(directory / modules["Pooling"] / CONFIG)
     layer = None
@@ -91,11 +71,11 @@ def read_sentence_transformers(
         layer = read_dense(folder, read_json_object(epath.Path(folder / CONFIG)))
     normalize = directory / modules["Normalize"] / CONFIG if "Normalize" in modules else None
     if normalize is not None and normalize.exists():
-        read_section(VectorModule, epath.Path(normalize))
-    settings = read_model_file(directory, ModelFile)
-    prompts, notes = read_prompts(directory, settings)
+        read_section(sections.VectorModule, epath.Path(normalize))
+    settings = st_files.read_model_file(directory, sections.ModelFile)
+    prompts, notes = st_files.read_prompts(directory, settings)
     model = read_hf(encoder, tokenizer=tokenizer)
-    transformer = read_transformer(encoder, model, TransformerModule)
+    transformer = st_files.read_transformer(encoder, model, sections.TransformerModule)
     by_cosine = settings.similarity_fn_name in (None, "cosine")
     embedding = PoolingSection(
         pool=pool,
@@ -103,7 +83,7 @@ def read_sentence_transformers(
         projection=None if layer is None else layer.width,
         dimensions=settings.truncate_dim,
         similarity=None if by_cosine == (normalize is not None) else _SIMILARITY[by_cosine],
-        max_length=longest_text(encoder, model, limit=transformer.longest),
+        max_length=sections.longest_text(encoder, model, limit=transformer.longest),
         **prompts,
     )
     heads = model.heads.model_copy(update={"embedding": embedding})
@@ -111,8 +91,7 @@ def read_sentence_transformers(
     if layer is not None:
         params = params | read_projection(layer, model, heads)
         files += layer.files
-    others = (directory / SETTINGS, transformer_file(encoder), normalize)
-    files += [path for path in others if path is not None and path.exists()]
+    files += [directory / sections.SETTINGS, *([normalize] if normalize is not None else [])]
     notes = [*model.notes, *notes, *transformer.notes]
     if settings.truncate_dim is not None:
         notes.append(
@@ -122,7 +101,7 @@ def read_sentence_transformers(
     return model._replace(
         heads=heads,
         params=params,
-        files=(*files, *model.files, *tokenizer_files(encoder)),
+        files=st_files.all_files(encoder, files, model),
         notes=tuple(notes),
     )
 
@@ -145,20 +124,24 @@ def write_sentence_transformers(directory: Path, model: tensor_conversion.Pretra
     width = model.architecture.hidden_size
     modes = {key: _POOLS.get(mode) == how.pool for key, mode in _MODE_KEYS.items()}
     pooling = {"word_embedding_dimension": width, **modes, "include_prompt": True}
-    write_json(directory / folders["Pooling"] / CONFIG, pooling)
+    sections.write_json(directory / folders["Pooling"] / CONFIG, pooling)
     if "Dense" in folders:
         write_dense(directory / folders["Dense"], model, bias=True)
     length = model.heads.longest_text(model.architecture.max_position_embeddings)
-    write_json(directory / TRANSFORMER, {"max_seq_length": length, "do_lower_case": False})
+    sections.write_json(
+        directory / sections.TRANSFORMER, {"max_seq_length": length, "do_lower_case": False}
+    )
     settings = {
         "model_type": "SentenceTransformer",
-        **written_prompts(how),
+        **st_files.written_prompts(how),
         "similarity_fn_name": _SIMILARITY[how.by_cosine],
     }
     if how.dimensions is not None:
         settings["truncate_dim"] = how.dimensions
-    write_json(directory / SETTINGS, settings)
-    write_modules(directory, {f"{PACKAGE}models.{name}": folders[name] for name in names})
+    sections.write_json(directory / sections.SETTINGS, settings)
+    st_files.write_modules(
+        directory, {f"{sections.PACKAGE}models.{name}": folders[name] for name in names}
+    )
 
 
 def _read_pooling(path: Path) -> Pool:
@@ -168,18 +151,11 @@ def _read_pooling(path: Path) -> Pool:
         found = [mode for key, mode in _MODE_KEYS.items() if values.get(key) is True] or ["mean"]
     modes = found if isinstance(found, list) else [found]
     if len(modes) != 1 or modes[0] not in tuple(_POOLS):
-        raise UserError(
-            "import.pooling",
-            f"found the pooling {commas([f'{mode!s:.60}' for mode in modes])}, allowed: one of "
-            f"{commas(_POOLS)}",
-            place=path,
-        )
+        found = commas([f"{mode!s:.60}" for mode in modes])
+        raise UserError.wrong("import.pooling", found, f"one of {commas(_POOLS)}", place=path)
     if values.get("include_prompt", True) is not True:
-        raise UserError(
-            "import.prompt_left_out",
-            "found false, allowed: true. Our poolings include the tokens of a prefix.",
-            place=f"{path}: include_prompt",
-        )
+        place = f"{path}: include_prompt"
+        raise UserError.wrong("import.prompt_left_out", "false", "true", place=place)
     return _POOLS[modes[0]]
 
 
@@ -191,17 +167,12 @@ queries = model.encode_query(["a question"])
 passages = model.encode_document(["an answer", "another answer"])
 print(model.similarity(queries, passages))
 ```"""
-_FRONT_MATTER: Final = """---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags: [sentence-transformers, sentence-similarity, feature-extraction, {kind}, bert-jax]
----
-"""
-FORMAT: Final = TextHeadFormat(
+FORMAT: Final = sections.TextHeadFormat(
     is_sentence_transformers,
     read_sentence_transformers,
     write_sentence_transformers,
     _USAGE,
-    _FRONT_MATTER,
+    "sentence-similarity",
+    "sentence-similarity, feature-extraction",
 )
 """The format of sentence embeddings."""

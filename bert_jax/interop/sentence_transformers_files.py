@@ -1,6 +1,6 @@
 """Files that all kinds of models of sentence-transformers have, beside those of Hugging Face."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -8,14 +8,8 @@ from etils import epath
 
 from bert_jax.errors import UserError, commas, one_of
 from bert_jax.files.read import parse_json, read_json_object, read_text
-from bert_jax.interop.sentence_transformers_sections import (
-    SETTINGS,
-    TRANSFORMER,
-    ModuleEntry,
-    PromptsFile,
-    TransformerSettings,
-    write_json,
-)
+from bert_jax.interop import sentence_transformers_sections as sections
+from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.sources import MODULES, is_folder_name
 from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.model.text_head import VectorHeadSection
@@ -33,8 +27,8 @@ _PASSAGE: Final = "document"
 _UNREACHED: Final = ("passage", "corpus")
 _DEFAULT: Final = "default"  # our name of a prompt without a role
 
-FileT = TypeVar("FileT", bound=PromptsFile)
-ModuleT = TypeVar("ModuleT", bound=TransformerSettings)
+FileT = TypeVar("FileT", bound=sections.PromptsFile)
+ModuleT = TypeVar("ModuleT", bound=sections.TransformerSettings)
 
 
 def read_modules(
@@ -50,29 +44,22 @@ def read_modules(
     except UserError as error:
         raise error if error.place else error.with_place(str(path)) from None
     modules = [
-        validate(ModuleEntry, each, source=f"{path}: module {number}")
+        validate(sections.ModuleEntry, each, source=f"{path}: module {number}")
         for number, each in enumerate(listed if isinstance(listed, list) else [listed])
     ]
     found = [module.name for module in modules]
     if found != [name for name in steps if name not in optional or name in found]:
-        without = f", with or without {one_of(optional)}" if optional else ""
-        raise UserError(
-            "import.modules",
-            f"found the modules {commas([f'{name:.60}' for name in found])}, allowed: "
-            f"{commas(steps)}, in this order{without}",
-            place=path,
-        )
+        without = f" with or without {one_of(optional)}" if optional else ""
+        names = commas([f"{name:.60}" for name in found])
+        allowed = f"{commas(steps)}, in this order{without}"
+        raise UserError.wrong("import.modules", names, allowed, place=path)
     inside = {each.name for each in directory.iterdir() if each.is_dir()}
     for module in modules:
         # Old versions wrote no directory for Normalize.
         known = inside | {"Transformer": {""}, "Normalize": {module.path}}.get(module.name, set())
         if module.path not in known or not is_folder_name(module.path):
-            raise UserError(
-                "import.module_path",
-                f'found "{module.path:.60}" for {module.name}, allowed: a directory beside the '
-                "file",
-                place=path,
-            )
+            name, allowed = f'"{module.path:.60}" for {module.name}', "a directory beside the file"
+            raise UserError.wrong("import.module_path", name, allowed, place=path)
     return {module.name: module.path for module in modules}
 
 
@@ -82,27 +69,24 @@ def write_modules(directory: Path, folders: Mapping[str, str]) -> None:
         {"idx": index, "name": str(index), "path": folder, "type": type}
         for index, (type, folder) in enumerate(folders.items())
     ]
-    write_json(directory / MODULES, listed)
+    sections.write_json(directory / MODULES, listed)
 
 
 def read_model_file(directory: Path, kind: type[FileT]) -> FileT:
     """Returns the settings of config_sentence_transformers.json, or defaults without this file."""
-    path = epath.Path(directory / SETTINGS)
+    path = epath.Path(directory / sections.SETTINGS)
     return read_section(kind, path) if path.exists() else kind()
 
 
-def read_prompts(directory: Path, found: PromptsFile) -> tuple[dict[str, Any], list[str]]:
+def read_prompts(directory: Path, found: sections.PromptsFile) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of prefixes in a `VectorHeadSection`, and notes for the user."""
-    path = directory / SETTINGS
+    path = directory / sections.SETTINGS
     prompts = {_QUERY: "", _PASSAGE: ""} | {key: text or "" for key, text in found.prompts.items()}
     query, passage = prompts[_QUERY], prompts[_PASSAGE]
     name = found.default_prompt_name
     if name is not None and name not in prompts:
-        raise UserError(
-            "import.default_prompt",
-            f'found "{name:.60}", allowed: a name in prompts: {commas(prompts)}',
-            place=f"{path}: default_prompt_name",
-        )
+        place = f"{path}: default_prompt_name"
+        raise UserError.unknown("import.default_prompt", name, prompts, place=place)
     default = "" if name is None else prompts[name]
     notes, used = [], ("", query, passage, default)
     if others := sorted(name for name, text in prompts.items() if text not in used):
@@ -134,10 +118,20 @@ def written_prompts(head: VectorHeadSection) -> dict[str, Any]:
 
 def transformer_file(directory: Path) -> Path | None:
     """Returns the file with the settings of Transformer. Like their library, skips empty ones."""
-    paths = (directory / name for name in (TRANSFORMER, *_OLD_TRANSFORMERS))
+    paths = (directory / name for name in (sections.TRANSFORMER, *_OLD_TRANSFORMERS))
     return next(
         (path for path in paths if path.exists() and read_json_object(epath.Path(path))), None
     )
+
+
+def all_files(encoder: Path, own: Iterable[Path], model: Pretrained) -> tuple[Path, ...]:
+    """Returns the files of a text head that exist, and those of its encoder with the tokenizer.
+
+    `own` are possible files of the head, and `model` is the encoder that was read.
+    """
+    possible = (*own, transformer_file(encoder))
+    existing = [path for path in possible if path is not None and path.exists()]
+    return (*existing, *model.files, *tokenizer_files(encoder))
 
 
 def read_transformer(
@@ -150,16 +144,9 @@ def read_transformer(
     path = transformer_file(directory)
     found = kind() if path is None else read_section(kind, epath.Path(path))
     if found.transformer_task not in (None, task):
-        raise UserError.wrong(
-            "import.transformer_task",
-            f"{found.transformer_task:.60}",
-            task,
-            place=f"{path}: transformer_task",
-        )
+        name, place = f"{found.transformer_task:.60}", f"{path}: transformer_task"
+        raise UserError.wrong("import.transformer_task", name, task, place=place)
     if found.do_lower_case and getattr(model.tokenizer, "lower_case", False) is not True:
-        raise UserError(
-            "import.lower_case",
-            "found true, allowed: false, because the tokenizer does not lower-case texts",
-            place=f"{path}: do_lower_case",
-        )
+        allowed, place = "false, like the tokenizer", f"{path}: do_lower_case"
+        raise UserError.wrong("import.lower_case", "true", allowed, place=place)
     return found

@@ -22,6 +22,12 @@ PACKAGE: Final = "sentence_transformers."
 """Prefix of the types in ``modules.json``."""
 _PYLATE: Final = "pylate.models."
 _SHORTEST: Final = 4  # tokens of a text
+_FRONT_MATTER: Final = """---
+library_name: sentence-transformers
+pipeline_tag: {pipeline}
+tags: [sentence-transformers, {tags}, {{kind}}, bert-jax]
+---
+"""
 
 
 class TextHeadFormat(NamedTuple):
@@ -31,7 +37,13 @@ class TextHeadFormat(NamedTuple):
     read: Callable[..., Pretrained]  # (directory, *, tokenizer)
     write: Callable[[Path, Pretrained], None]
     usage: str  # for the model card: how to load the model `name`
-    front_matter: str  # of the model card
+    pipeline: str  # of the model card: `pipeline_tag`
+    tags: str  # of the model card
+
+    @property
+    def front_matter(self) -> str:
+        """The start of the model card, with a field `kind` for the encoder."""
+        return _FRONT_MATTER.format(pipeline=self.pipeline, tags=self.tags)
 
 
 def model_type(directory: Path) -> str | None:
@@ -87,11 +99,8 @@ def length_of_tokenizer(settings: Mapping[str, Any], *, source: str) -> float | 
     """
     found = settings.get("model_max_length")
     if found is not None and (type(found) not in (int, float) or not found >= _SHORTEST):
-        raise UserError(
-            "import.max_length",
-            f"found {shown(found)}, allowed: a number of tokens, {_SHORTEST} or more",
-            place=f"{source}: model_max_length",
-        )
+        allowed, place = f"{_SHORTEST} tokens or more", f"{source}: model_max_length"
+        raise UserError.wrong("import.max_length", shown(found), allowed, place=place)
     return found
 
 

@@ -70,12 +70,7 @@ def read_albert_model(path: Path, *, lower_case: bool) -> LibraryTokenizer:
         model = _MODEL()
     kind = model.trainer_spec.model_type or UNIGRAM
     if not model.pieces or kind != UNIGRAM:
-        raise UserError(
-            "tokenizer.not_unigram",
-            "found no SentencePiece model of the type unigram, allowed: a model as in "
-            "google-research/albert",
-            place=path,
-        )
+        raise UserError("tokenizer.not_unigram", "no unigram model of SentencePiece", place=path)
     return read_pipeline(_pipeline(model, lower_case=lower_case), _SETTINGS, source=str(path))
 
 

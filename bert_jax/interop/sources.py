@@ -89,9 +89,7 @@ def fetch(source: str | os.PathLike[str]) -> Source:
     hub = library()
     if _HUB_NAME.fullmatch(name) is None:
         raise UserError(
-            "hub.model_name",
-            "not a model name, allowed: owner/name or owner/name@revision",
-            place=source,
+            "hub.model_name", "allowed: owner/name or owner/name@revision", place=source
         )
     directory = Path()
     with doing(f"fetching {name}"), in_one_line(name, revision):
@@ -192,8 +190,7 @@ def identify(source: str, *, cached: Path) -> Source:
         there, asked = differing(found, pinned["sha256"])
         raise UserError(
             "import.changed",
-            f"its contents have the hash {there}, but {asked} is pinned after @. Omit @ and the "
-            "hash to import the new contents.",
+            f"its contents have the hash {there}. Omit @{asked} to import them.",
             place=directory,
         )
     return named(found)

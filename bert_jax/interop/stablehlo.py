@@ -180,11 +180,8 @@ def _choose(outputs: Sequence[str] | None, parts: Collection[str]) -> list[str]:
         if name not in allowed:
             # If the name is correct but the model lacks the head, there is nothing to suggest.
             hint = "" if name in OUTPUTS else did_you_mean(name, allowed)
-            raise UserError(
-                "export.output_unknown",
-                f'found "{name}", allowed for this model: {commas(allowed)}{hint}',
-                place="outputs",
-            )
+            known = f"{commas(allowed)}{hint}"
+            raise UserError.wrong("export.output_unknown", f'"{name}"', known, place="outputs")
     return [name for name in allowed if name in outputs]
 
 

@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.hf_format import NameRule
-from bert_jax.errors import UserError, commas, did_you_mean
+from bert_jax.errors import UserError, commas, did_you_mean, first_line
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.optim.optimizer import MomentsState
@@ -182,22 +182,15 @@ def read_params(
     wanted = {placement.name: placement for placement in placements}
     for name in source.specs:
         if name not in wanted and reason_to_ignore(name, ignored) is None:
-            raise UserError(
-                "tensor.unknown",
-                f"tensor {name} is not part of this model{did_you_mean(name, wanted)}",
-                place=source.path,
-            )
+            unknown = f"is not part of this model{did_you_mean(name, wanted)}"
+            raise tensor_error("tensor.unknown", source.path, name, unknown)
     for name, placement in wanted.items():
         _check_tensor(source, name, placement.shape)
     arrays = {path: np.zeros(leaf.shape, np.float32) for path, leaf in flatten(ours).items()}
     for name, placement in wanted.items():
         found = source.read(name)
         if not np.isfinite(found).all():
-            raise UserError(
-                "tensor.not_finite",
-                f"tensor {name} contains NaN or infinity, allowed: finite numbers",
-                place=source.path,
-            )
+            raise tensor_error("tensor.not_finite", source.path, name, "contains NaN or infinity")
         placement.put(arrays, found)
     return unflatten(arrays)
 
@@ -239,26 +232,32 @@ def unflatten(flat: Params) -> Params:
 def _check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> None:
     found = source.specs.get(name)
     if found is None:
-        raise UserError(
-            "tensor.missing",
-            f"tensor {name} is missing, but the model needs it{did_you_mean(name, source.specs)}",
-            place=source.path,
-        )
+        missing = f"is missing{did_you_mean(name, source.specs)}"
+        raise tensor_error("tensor.missing", source.path, name, missing)
     if found.dtype not in READABLE:
         raise wrong_type(source.path, name, found.dtype.name, [each.name for each in READABLE])
     if tuple(found.shape) != shape:
-        raise UserError(
-            "tensor.shape",
-            f"tensor {name} has shape [{commas(found.shape)}], but the configuration gives "
-            f"[{commas(shape)}]",
-            place=source.path,
-        )
+        what = f"has shape [{commas(found.shape)}], but config.json gives [{commas(shape)}]"
+        raise tensor_error("tensor.shape", source.path, name, what)
+
+
+def tensor_error(key: str, path: object, name: object, what: str) -> UserError:
+    """Returns the error for a tensor in a file: ``model.safetensors: tensor NAME is missing``."""
+    return UserError(key, f"tensor {name} {what}", place=path)
 
 
 def wrong_type(path: str, name: str, found: str, allowed: Sequence[str]) -> UserError:
     """Returns the error for a tensor whose type cannot be read."""
+    what = f"has type {found}, allowed: {commas(allowed)}"
+    return tensor_error("tensor.type", path, name, what)
+
+
+def damaged(key: str, path: object, kind: str, error: Exception) -> UserError:
+    """Returns the error for weights that cannot be read as `kind`: ``a safetensors file``."""
     return UserError(
-        "tensor.type", f"tensor {name} has type {found}, allowed: {commas(allowed)}", place=path
+        key,
+        f"cannot be read as {kind} ({first_line(error)}). If the download was cut off, repeat it.",
+        place=path,
     )
 
 

@@ -27,7 +27,7 @@ from bert_jax.data.google_bert.tfrecord import masked_crc
 from bert_jax.errors import UserError, commas, did_you_mean, first_line, not_installed
 from bert_jax.files.read import MAX_JSON_BYTES, read_bytes, require_file, shown
 from bert_jax.interop.sources import no_directory
-from bert_jax.interop.tensor_conversion import TensorSpec, wrong_type
+from bert_jax.interop.tensor_conversion import TensorSpec, damaged, tensor_error, wrong_type
 
 INDEX: Final = ".index"
 
@@ -104,8 +104,7 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
         found = _prefixes(given.parent)
         raise UserError(
             "import.no_tf_prefix",
-            f"found no {given.name}{INDEX}, allowed: the path of a checkpoint without .index or "
-            f".data, or a directory with one checkpoint{did_you_mean(given.name, found)}",
+            f"found no {given.name}{INDEX}. Omit .index and .data{did_you_mean(given.name, found)}",
             place=given,
         )
     found = _prefixes(given)
@@ -116,7 +115,7 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
     if len(found) > 1:
         raise UserError(
             "import.several_tf_checkpoints",
-            f"found the checkpoints {commas(found)}. Give the path of one of them.",
+            f"found {commas(found)}. Name one of them.",
             place=given,
         )
     return given / found[0]
@@ -147,12 +146,8 @@ class TfBundle:
         try:
             shards, self._entries = _parse(raw)
         except (_Damage, DecodeError, UnicodeDecodeError) as error:
-            raise UserError(
-                "weights.tf_index_damaged",
-                f"cannot be read as the index of a TensorFlow checkpoint ({first_line(error)}). "
-                "If the download was cut off, repeat it.",
-                place=index,
-            ) from error
+            kind = "the index of a TensorFlow checkpoint"
+            raise damaged("weights.tf_index_damaged", index, kind, error) from error
         self._shards = [f"{self.path}.data-{n:05d}-of-{shards:05d}" for n in range(shards)]
         self.files = [Path(name) for name in self._shards if Path(name).exists()] + [Path(index)]
         self.specs = {name: entry.spec for name, entry in self._entries.items()}
@@ -174,12 +169,8 @@ class TfBundle:
             if masked_crc(raw) != checksum:
                 raise _Damage(f"the checksum of {file} does not match")
         except (_Damage, UserError, OSError) as error:
-            raise UserError(
-                "tensor.unreadable",
-                f"tensor {name} cannot be read ({first_line(error)}). Download its .data-* file "
-                "again.",
-                place=self.path,
-            ) from error
+            what = f"cannot be read ({first_line(error)}). Download its .data-* file again."
+            raise tensor_error("tensor.unreadable", self.path, name, what) from error
         return np.frombuffer(raw, spec.dtype).reshape(spec.shape)
 
 

@@ -11,36 +11,11 @@ from typing import Final
 import numpy as np
 from etils import epath
 
-from bert_jax.encoders.bert.google import (
-    CHECKPOINT,
-    CONFIG,
-    GLOBAL_STEP,
-    HEADS,
-    IGNORED,
-    LAYER_NORM_EPS,
-    MU,
-    NU,
-    OUTPUT_BIAS,
-    OUTPUT_WEIGHTS,
-    SQUAD,
-    TASKS,
-    config_of,
-    names,
-    read_config,
-)
+from bert_jax.encoders.bert import google
 from bert_jax.encoders.bert.section import ACTIVATIONS, BertArchitecture
-from bert_jax.errors import UserError, all_of, commas
+from bert_jax.errors import UserError, commas
 from bert_jax.files.atomic import write_whole
-from bert_jax.interop.tensor_conversion import (
-    Params,
-    Placement,
-    Pretrained,
-    definition_of,
-    expand,
-    read_params,
-    reason_to_ignore,
-    their_tensors,
-)
+from bert_jax.interop import tensor_conversion
 from bert_jax.interop.tf_bundle import INDEX, TfBundle, write_bundle
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
@@ -50,7 +25,7 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 
 # File in which TensorFlow looks up the newest checkpoint of a directory.
 _STATE: Final = "checkpoint"
-_POOLER: Final = HEADS["pooler"]
+_POOLER: Final = google.HEADS["pooler"]
 
 
 def is_tf(path: epath.PathLike) -> bool:
@@ -60,7 +35,9 @@ def is_tf(path: epath.PathLike) -> bool:
     return any(beside.glob(f"*{INDEX}"))
 
 
-def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer, with_moments: bool = True) -> Pretrained:
+def read_tf(
+    path: epath.PathLike, *, tokenizer: Tokenizer, with_moments: bool = True
+) -> tensor_conversion.Pretrained:
     """Reads a checkpoint of google-research/bert with all of its heads.
 
     ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
@@ -76,20 +53,22 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer, with_moments: bool = 
             the tensors, or a tensor is missing, unknown, of another shape or of another type.
     """
     source = TfBundle(path)
-    config = epath.Path(source.path).parent / CONFIG
-    architecture = read_config(config, pieces=tokenizer.vocab_size)
+    config = epath.Path(source.path).parent / google.CONFIG
+    architecture = google.read_config(config, pieces=tokenizer.vocab_size)
     heads = _find_heads(source)
     ours, placements = _placements(architecture, heads)
     moments = {
         each.name + suffix: "one of Adam's moments, which are read after the parameters"
         for each in placements
-        for suffix in (MU, NU)
+        for suffix in (google.MU, google.NU)
     }
-    reasons = {name: reason_to_ignore(name, IGNORED) for name in source.specs}
-    return Pretrained(
+    reasons = {
+        name: tensor_conversion.reason_to_ignore(name, google.IGNORED) for name in source.specs
+    }
+    return tensor_conversion.Pretrained(
         architecture,
         heads,
-        read_params(source, placements, ours, ignored=IGNORED | moments),
+        tensor_conversion.read_params(source, placements, ours, ignored=google.IGNORED | moments),
         tokenizer,
         moments=_read_moments(source, _trained(placements, heads), ours) if with_moments else None,
         step=_read_global_step(source),
@@ -98,7 +77,7 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer, with_moments: bool = 
     )
 
 
-def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
+def write_tf(directory: epath.PathLike, model: tensor_conversion.Pretrained) -> None:
     """Writes a checkpoint for google-research/bert.
 
     The tokenizer's casing is stored in tokenizer_config.json; google-research/bert has a flag for
@@ -115,21 +94,23 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     """
     root = epath.Path(directory)
     architecture = _check_expressible(model)
-    unknown = dict.fromkeys(model.heads.of_pretraining - HEADS.keys(), False)
+    unknown = dict.fromkeys(model.heads.of_pretraining - google.HEADS.keys(), False)
     _, placements = _placements(architecture, model.heads.model_copy(update=unknown))
-    write_bundle(root / CHECKPOINT, _tensors(placements, model))
-    write_whole(root / _STATE, f'model_checkpoint_path: "{CHECKPOINT}"\n'.encode())
+    write_bundle(root / google.CHECKPOINT, _tensors(placements, model))
+    write_whole(root / _STATE, f'model_checkpoint_path: "{google.CHECKPOINT}"\n'.encode())
     model.tokenizer.save(root)
-    text = json.dumps(config_of(architecture), indent=2, sort_keys=True) + "\n"
-    write_whole(root / CONFIG, text.encode())
+    text = json.dumps(google.config_of(architecture), indent=2, sort_keys=True) + "\n"
+    write_whole(root / google.CONFIG, text.encode())
 
 
 def _placements(
     architecture: EncoderArchitecture, heads: HeadsSection
-) -> tuple[Params, Sequence[Placement]]:
+) -> tuple[tensor_conversion.Params, Sequence[tensor_conversion.Placement]]:
     """Returns the shapes of our parameters, and a placement for each TensorFlow variable."""
-    definition = definition_of(architecture, heads)
-    return definition.params, expand(names(heads.task), definition, architecture=architecture)
+    definition = tensor_conversion.definition_of(architecture, heads)
+    return definition.params, tensor_conversion.expand(
+        google.names(heads.task), definition, architecture=architecture
+    )
 
 
 def _find_heads(source: TfBundle) -> HeadsSection:
@@ -138,17 +119,16 @@ def _find_heads(source: TfBundle) -> HeadsSection:
     def has(prefix: str) -> bool:
         return any(name.startswith(prefix) for name in source.specs)
 
-    found = {head: has(scope) for head, scope in HEADS.items()}
+    found = {head: has(scope) for head, scope in google.HEADS.items()}
     outputs = [
-        source.specs[name].shape for name in (OUTPUT_WEIGHTS, OUTPUT_BIAS) if name in source.specs
+        source.specs[name].shape
+        for name in (google.OUTPUT_WEIGHTS, google.OUTPUT_BIAS)
+        if name in source.specs
     ]
-    squad = has(SQUAD)
+    squad = has(google.SQUAD)
     if outputs and squad:
-        raise UserError(
-            "import.two_task_heads",
-            f"found a classifier's {all_of([OUTPUT_BIAS, SQUAD])}*, allowed: one fine-tuned head",
-            place=source.path,
-        )
+        both = f"a classifier's {google.OUTPUT_BIAS} and {google.SQUAD}*"
+        raise UserError.wrong("import.two_task_heads", both, "one of them", place=source.path)
     if outputs and not sum(outputs[0][:1]):
         raise UserError.wrong(
             "import.no_outputs", "a classifier without outputs", "one or more", place=source.path
@@ -163,7 +143,9 @@ def _find_heads(source: TfBundle) -> HeadsSection:
     )
 
 
-def _trained(placements: Sequence[Placement], heads: HeadsSection) -> list[Placement]:
+def _trained(
+    placements: Sequence[tensor_conversion.Placement], heads: HeadsSection
+) -> list[tensor_conversion.Placement]:
     """Returns the placements of variables that have moments.
 
     The pooler of `run_squad.py` has no gradient, and `optimization.py` makes no moments for a
@@ -173,77 +155,76 @@ def _trained(placements: Sequence[Placement], heads: HeadsSection) -> list[Place
     return [each for each in placements if not (squad and each.name.startswith(_POOLER))]
 
 
-def _suffixed(placements: Sequence[Placement], suffix: str) -> list[Placement]:
+def _suffixed(
+    placements: Sequence[tensor_conversion.Placement], suffix: str
+) -> list[tensor_conversion.Placement]:
     return [each._replace(name=each.name + suffix) for each in placements]
 
 
 def _read_moments(
-    source: TfBundle, trained: Sequence[Placement], shapes: Params
+    source: TfBundle,
+    trained: Sequence[tensor_conversion.Placement],
+    shapes: tensor_conversion.Params,
 ) -> MomentsState | None:
     """Returns the moments, or None if the checkpoint has none.
 
     Raises UserError if some moments are missing.
     """
-    if not any(name.endswith((MU, NU)) for name in source.specs):
+    if not any(name.endswith((google.MU, google.NU)) for name in source.specs):
         return None
 
-    def read(suffix: str) -> Params:
+    def read(suffix: str) -> tensor_conversion.Params:
         others = {name: "not this moment" for name in source.specs if not name.endswith(suffix)}
-        return read_params(source, _suffixed(trained, suffix), shapes, ignored=others)
+        return tensor_conversion.read_params(
+            source, _suffixed(trained, suffix), shapes, ignored=others
+        )
 
-    return MomentsState(mu=read(MU), nu=read(NU))
+    return MomentsState(mu=read(google.MU), nu=read(google.NU))
 
 
 def _read_global_step(source: TfBundle) -> int | None:
-    spec = source.specs.get(GLOBAL_STEP)
+    spec = source.specs.get(google.GLOBAL_STEP)
     if spec is None:
         return None
     if spec.shape != () or spec.dtype not in (np.dtype(np.int64), np.dtype(np.int32)):
-        raise UserError(
-            "tensor.global_step",
-            f"tensor {GLOBAL_STEP} is {spec.dtype}{list(spec.shape)}, allowed: int64[]",
-            place=source.path,
+        what = f"is {spec.dtype}{list(spec.shape)}, allowed: int64[]"
+        raise tensor_conversion.tensor_error(
+            "tensor.global_step", source.path, google.GLOBAL_STEP, what
         )
-    return int(source.read(GLOBAL_STEP))
+    return int(source.read(google.GLOBAL_STEP))
 
 
 def _tensors(
-    placements: Sequence[Placement], model: Pretrained
+    placements: Sequence[tensor_conversion.Placement], model: tensor_conversion.Pretrained
 ) -> Iterator[tuple[str, np.ndarray]]:
-    yield from their_tensors(model.params, placements)
+    yield from tensor_conversion.their_tensors(model.params, placements)
     if model.moments is not None:
         trained = _trained(placements, model.heads)
-        yield from their_tensors(model.moments.mu, _suffixed(trained, MU))
-        yield from their_tensors(model.moments.nu, _suffixed(trained, NU))
+        yield from tensor_conversion.their_tensors(model.moments.mu, _suffixed(trained, google.MU))
+        yield from tensor_conversion.their_tensors(model.moments.nu, _suffixed(trained, google.NU))
     if model.step is not None:
-        yield GLOBAL_STEP, np.asarray(model.step, np.int64)
+        yield google.GLOBAL_STEP, np.asarray(model.step, np.int64)
 
 
-def _check_expressible(model: Pretrained) -> BertArchitecture:
+def _check_expressible(model: tensor_conversion.Pretrained) -> BertArchitecture:
     """Raises UserError for settings that google-research/bert would silently ignore."""
     architecture, heads, tokenizer = model.architecture, model.heads, model.tokenizer
     if not isinstance(architecture, BertArchitecture):
-        raise UserError(
-            "export.encoder",
-            f"found {architecture.kind}, allowed with --to tf: bert. Use --to hf.",
-            place="model.kind",
-        )
+        allowed = "bert with --to tf. Use --to hf."
+        raise UserError.wrong("export.encoder", architecture.kind, allowed, place="model.kind")
 
     def refuse(key: str, found: object, allowed: Sequence[object]) -> UserError:
-        return UserError(
-            "export.not_in_google",
-            f"found {found}, allowed in google-research/bert: {commas(allowed)}",
-            place=key,
-        )
+        only = f"{commas(allowed)}, in google-research/bert"
+        return UserError.wrong("export.not_in_google", found, only, place=key)
 
     for setting, allowed in (
         ("hidden_act", list(ACTIVATIONS.values())),
-        ("layer_norm_eps", [LAYER_NORM_EPS]),
+        ("layer_norm_eps", [google.LAYER_NORM_EPS]),
     ):
         if (found := getattr(architecture, setting)) not in allowed:
             raise refuse(f"model.architecture.{setting}", found, allowed)
-    if heads.task is not None and heads.task not in TASKS:
-        raise refuse("model.heads.task", heads.task, list(TASKS))
+    if heads.task is not None and heads.task not in google.TASKS:
+        raise refuse("model.heads.task", heads.task, list(google.TASKS))
     if heads.problem not in (None, "single_label"):
         raise refuse("model.heads.problem", heads.problem, ["single_label"])
     if not isinstance(tokenizer, WordPieceTokenizer):

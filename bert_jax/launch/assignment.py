@@ -134,25 +134,16 @@ def read_assignment(host: HostEnvironment) -> Assignment:
     """
     files, job = host.files, read_job(host.files)
     if job.version != __version__:
-        raise UserError(
-            "job.version",
-            f"submitted with bert-jax {job.version}, but this host has {__version__}",
-            place=files.job,
-        )
+        allowed = f"{__version__}, as on this host"
+        raise UserError.wrong("job.version", f"bert-jax {job.version}", allowed, place=files.job)
     records = [record for record in read_state(files).attempts if record.number == host.attempt]
     if not records:
-        raise UserError(
-            "host.attempt",
-            f"found {host.attempt}, but job {job.name} has no such attempt",
-            place="BERT_JAX_ATTEMPT",
-        )
+        allowed = f"an attempt of job {job.name}"
+        raise UserError.wrong("host.attempt", host.attempt, allowed, place="BERT_JAX_ATTEMPT")
     attempt = records[0].of(job)
     if host.worker >= attempt.hosts:
-        raise UserError(
-            "host.worker",
-            f"found {host.worker}, allowed: a number below {attempt.hosts}, the number of hosts",
-            place="BERT_JAX_WORKER",
-        )
+        allowed = f"a number below {attempt.hosts}, the number of hosts"
+        raise UserError.wrong("host.worker", host.worker, allowed, place="BERT_JAX_WORKER")
     config = read_yaml(files.config)
     if not isinstance(config, dict):
         raise UserError.wrong("job.config", "no keys", "a configuration", place=files.config)

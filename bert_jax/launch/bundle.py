@@ -74,11 +74,8 @@ def installer() -> dict[str, bytes]:
         if done.returncode or len(wheels) != 1:
             pin = next(line for line in uv_requirement().splitlines() if "==" in line).split()[0]
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise UserError(
-                "install.uv",
-                f"pip cannot download it ({reason}). Give this environment access to an index.",
-                place=pin,
-            )
+            message = f"pip cannot download it ({reason}). Allow access to an index."
+            raise UserError("install.uv", message, place=pin)
         return {wheels[0].name: wheels[0].read_bytes()}
 
 
@@ -137,11 +134,9 @@ def build_wheel() -> bytes:
     # A checkout may have an egg-info folder, which Python finds before the installed package.
     metadata_text = installed.read_text("METADATA") or installed.read_text("PKG-INFO")
     if not metadata_text or "\nRequires-Dist: " not in metadata_text:
-        raise UserError(
-            "install.metadata",
-            "found no requirements. Remove the folder, and run pip install . in the checkout.",
-            place=str(getattr(installed, "_path", "bert-jax")),
-        )
+        remedy = "found no requirements. Remove it, and run pip install . in the checkout."
+        place = str(getattr(installed, "_path", "bert-jax"))
+        raise UserError("install.metadata", remedy, place=place)
     files[f"{info}/METADATA"] = metadata_text.encode()
     files[f"{info}/entry_points.txt"] = (installed.read_text("entry_points.txt") or "").encode()
     files[f"{info}/WHEEL"] = _WHEEL.encode()
@@ -161,17 +156,13 @@ def _distribution() -> metadata.Distribution:
     try:
         installed = metadata.distribution("bert-jax")
     except metadata.PackageNotFoundError:
-        raise UserError(
-            "install.requirements",
-            "not installed, so its requirements are unknown. Run pip install . in its checkout.",
-            place="bert-jax",
-        ) from None
-    if installed.version != __version__:
-        raise UserError(
-            "install.two_versions",
-            f"{installed.version} is installed, {__version__} imported. Run pip install -e .",
-            place="bert-jax",
+        missing = (
+            "not installed, so its requirements are unknown. Run pip install . in its checkout."
         )
+        raise UserError("install.requirements", missing, place="bert-jax") from None
+    if installed.version != __version__:
+        both = f"{installed.version} is installed, {__version__} imported. Run pip install -e ."
+        raise UserError("install.two_versions", both, place="bert-jax")
     return installed
 
 

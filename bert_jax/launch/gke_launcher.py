@@ -124,11 +124,9 @@ class GkeJobSets:
         try:
             kubernetes.config.load_kube_config(context=self._context, client_configuration=settings)
         except kubernetes.config.ConfigException as error:
-            raise UserError(
-                "gke.no_cluster",
-                f"no cluster ({first_line(error)}). Use gcloud container clusters get-credentials.",
-                place="kubectl",
-            ) from error
+            reason, remedy = first_line(error), "Use gcloud container clusters get-credentials."
+            message = f"no cluster ({reason}). {remedy}"
+            raise UserError("gke.no_cluster", message, place="kubectl") from error
         settings.retries = False  # `persistently` retries
         return kubernetes.client.ApiClient(settings)
 
@@ -145,11 +143,8 @@ class GkeJobSets:
         fits = [name for name in names if name == self._cluster]
         fits = fits or [name for name in names if name.endswith(f"_{self._cluster}")]
         if len(fits) != 1:
-            raise UserError(
-                "gke.cluster",
-                f'found "{self._cluster}", allowed: {commas(names)} (contexts of kubectl)',
-                place="submit.cluster",
-            )
+            found, allowed = f'"{self._cluster}"', f"{commas(names)} (contexts of kubectl)"
+            raise UserError.wrong("gke.cluster", found, allowed, place="submit.cluster")
         return fits[0]
 
     def _send(self, method: str, what: str, expected: tuple[int, ...], **values: Any) -> Any:

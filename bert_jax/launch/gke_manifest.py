@@ -40,17 +40,11 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
     topology, submit = attempt.placement.topology, attempt.job.submit
     if topology is None or topology.accelerator.gke_slice is None:
         allowed = commas([name for name, chip in ACCELERATORS.items() if chip.gke_slice])
-        raise UserError(
-            "submit.on_gke",
-            f'found "{attempt.placement.on}", allowed with submit.launcher: gke: {allowed}',
-            place="submit.on",
-        )
+        found = f'"{attempt.placement.on}" with submit.launcher: gke'
+        raise UserError.wrong("submit.on_gke", found, allowed, place="submit.on")
     if submit.image is None:
-        raise UserError(
-            "submit.image_missing",
-            "missing, but GKE needs a container. Build it with tpu_setup/Dockerfile.",
-            place="submit.image",
-        )
+        remedy = "missing, but GKE needs a container. Build it with tpu_setup/Dockerfile."
+        raise UserError("submit.image_missing", remedy, place="submit.image")
     hosts = topology.hosts(gke=True)
     exclusive = {_EXCLUSIVE: _POOL} if hosts > 1 else {}
     queue = {QUEUE: submit.queue} if submit.queue is not None else {}

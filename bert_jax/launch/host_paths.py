@@ -33,10 +33,8 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
     if is_remote(path):
         return path
     if path.startswith(("/", "~")) or ".." in path.split("/"):
-        raise UserError(
-            "submit.local_path",
-            f"found {path}, which hosts cannot read. Use gs://… or a path relative to the bucket.",
-            place=key,
+        raise UserError.wrong(
+            "submit.local_path", path, "gs://… or a path in the bucket", place=key
         )
     return f"{bucket.rstrip('/')}/{path.removeprefix('./')}"
 
@@ -132,11 +130,8 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
     a path.
     """
     if task.get("data") == TFDS:
-        raise UserError(
-            "submit.task_tfds",
-            f"found {TFDS}, but hosts have no tensorflow-datasets. Use the original files.",
-            place="finetune.task.data",
-        )
+        remedy = f"found {TFDS}, which hosts lack. Use the original files."
+        raise UserError("submit.task_tfds", remedy, place="finetune.task.data")
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():
         files = {} if is_remote(path) else _files(task, Path(path).expanduser())
@@ -145,11 +140,9 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
             continue
         total += sum(file.stat().st_size for file in files.values())
         if total > LARGEST_BYTES:
-            raise UserError(
-                "submit.upload_size",
-                f"found {total / 2**20:,.1f} MiB, allowed: {LARGEST_BYTES >> 20}. Use gs:// paths.",
-                place=f"finetune.task.{key}",
-            )
+            found, allowed = f"{total / 2**20:,.1f} MiB", f"{LARGEST_BYTES >> 20}, or gs:// paths"
+            place = f"finetune.task.{key}"
+            raise UserError.wrong("submit.upload_size", found, allowed, place=place)
         target = f"{bucket.rstrip('/')}/files/{CHECKED}{sha256_of_files(files)}"
         name, first = next(iter(files.items()))
         if key == "data":
@@ -180,11 +173,8 @@ def _files(task: Mapping[str, Any], path: Path) -> dict[str, Path]:
     if not path.is_dir():
         return {}
     if "name" not in task:  # only GLUE's directories are flat
-        raise UserError(
-            "submit.task_directory",
-            "found a directory, allowed: files. Copy it to the bucket, and use its gs://… path.",
-            place=path,
-        )
+        allowed = "files, or a gs://… path"
+        raise UserError.wrong("submit.task_directory", "a directory", allowed, place=path)
     inside = path / TASKS[task["name"]].directory
     root = inside if inside.is_dir() else path
     return {file.name: file for file in sorted(root.iterdir()) if file.is_file()}

@@ -182,20 +182,14 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
     elif bucket:
         directory = job_directory(bucket, job)
     else:
-        raise UserError(
-            "job.bucket_missing",
-            f"found no bucket. Use --bucket gs://…, set {BUCKET}, or give gs://…/jobs/{job}.",
-            place=job,
-        )
+        remedy = f"found no bucket. Use --bucket gs://…, set {BUCKET}, or give gs://…/jobs/{job}."
+        raise UserError("job.bucket_missing", remedy, place=job)
     require_credentials(str(directory))
     files = JobFiles(directory)
     if not files.job.exists():
         others = _names(directory.parent)
-        raise UserError(
-            "job.unknown",
-            f"no such {what}, only {commas(others[:20])}{did_you_mean(directory.name, others)}",
-            place=directory,
-        )
+        only = f"{commas(others[:20])}{did_you_mean(directory.name, others)}"
+        raise UserError("job.unknown", f"no such {what}, only {only}", place=directory)
     return files
 
 
@@ -215,25 +209,16 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     missing, `local` is not alone, or a cost limit is set and a topology has no price.
     """
     if not section.on:
-        raise UserError(
-            "submit.on_missing",
-            "missing. Use a topology such as v5litepod-16, or local for this machine.",
-            place="--on",
-        )
+        remedy = "missing. Use a topology such as v5litepod-16, or local for this machine."
+        raise UserError("submit.on_missing", remedy, place="--on")
     if "local" in section.on:
         if len(section.on) > 1 or section.slices != (1,):
-            raise UserError(
-                "submit.local_alone",
-                f"found {commas(section.on)}, allowed: local alone, with --hosts",
-                place="submit.on",
-            )
+            found, allowed = commas(section.on), "local alone, with --hosts"
+            raise UserError.wrong("submit.local_alone", found, allowed, place="submit.on")
         return (JobPlacement(on="local", dollars_per_hour=0.0),)
     if section.lock is not None:
-        raise UserError(
-            "submit.lock_local",
-            f"found {section.lock} with {commas(section.on)}, allowed: only with on: local",
-            place="submit.lock",
-        )
+        found = f"{section.lock} with {commas(section.on)}"
+        raise UserError.wrong("submit.lock_local", found, "only with local", place="submit.lock")
     if not section.zone and section.launcher != "gke":
         raise UserError(
             "submit.zone_missing", "missing. Use a zone such as us-central1-a.", place="--zone"
@@ -249,9 +234,6 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
         )
     unpriced = [placement.on for placement in found if placement.dollars_per_hour is None]
     if section.limits.cost is not None and unpriced:
-        raise UserError(
-            "submit.cost_unpriced",
-            f"{unpriced[0]} has no price. Use --prices FILE, or --no-limit.",
-            place="submit.limits.cost",
-        )
+        remedy = f"{unpriced[0]} has no price. Use --prices FILE, or --no-limit."
+        raise UserError("submit.cost_unpriced", remedy, place="submit.limits.cost")
     return tuple(found)

@@ -124,11 +124,8 @@ def require_ours(attempt: Attempt, owner: Owner | None, what: str, *, where: str
     if owner is None:
         raise Unavailable("cloud.just_deleted", "deleted a moment ago", place=what)
     if not owner.is_job(Owner.of(attempt)):
-        raise NotOurs(
-            "submit.name_taken",
-            f"{attempt.resource} in {where} belongs to {owner.directory or owner.job}",
-            place="submit.name",
-        )
+        taken = f"{attempt.resource} in {where} belongs to {owner.directory or owner.job}"
+        raise NotOurs("submit.name_taken", taken, place="submit.name")
 
 
 def no_permission(place: str, reason: str, *, needed: str) -> UserError:
@@ -141,9 +138,6 @@ def no_permission(place: str, reason: str, *, needed: str) -> UserError:
 def reservation_of(section: SubmitSection) -> str:
     """Returns the name of the reservation. Raises UserError if it is missing."""
     if section.reservation is None:
-        raise UserError(
-            "submit.reservation_missing",
-            "missing, but provisioning: reservation needs its name",
-            place="submit.reservation",
-        )
+        missing = "missing, but provisioning: reservation needs its name"
+        raise UserError("submit.reservation_missing", missing, place="submit.reservation")
     return section.reservation

@@ -37,11 +37,8 @@ def launcher_for(section: SubmitSection) -> Launcher:
             return GkeJobSets(cluster=section.cluster, namespace=section.namespace)
         from bert_jax.launch.tpu_launcher import QueuedResources
     if section.project is None:
-        raise UserError(
-            "submit.project_missing",
-            "missing. Give a project of Google Cloud, or run `gcloud config set project ID`.",
-            place="--project",
-        )
+        remedy = "missing. Give a project, or run `gcloud config set project ID`."
+        raise UserError("submit.project_missing", remedy, place="--project")
     return QueuedResources(section.project)
 
 

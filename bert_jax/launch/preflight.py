@@ -128,11 +128,8 @@ def check_layout(
                 check_batch(key, rows, parts=parts, accumulation=accumulation)
                 # With a tensor axis, hosts may load the same rows: any number of rows is allowed.
                 if not devices and mesh.tensor == 1 and rows % hosts:
-                    raise UserError(
-                        "submit.batch_of_hosts",
-                        f"found {rows}, allowed: a multiple of {hosts}, the number of hosts",
-                        place=key,
-                    )
+                    allowed = f"a multiple of {hosts}, the number of hosts"
+                    raise UserError.wrong("submit.batch_of_hosts", rows, allowed, place=key)
         except UserError as error:
             yield wrong(error, placement)
 
@@ -169,18 +166,12 @@ def check_bucket_name(bucket: str) -> None:
     name = bucket.removeprefix("gs://").partition("/")[0]
     longest = 222 if "." in name else 63
     if not 3 <= len(name) <= longest or _BUCKET.fullmatch(name) is None:
-        raise UserError(
-            "bucket.name",
-            f'found "{bucket}", allowed: gs:// and 3 to 63 of a-z, 0-9, "-", "_" and "."',
-            place="--bucket",
-        )
+        allowed = 'gs:// and 3 to 63 of a-z, 0-9, "-", "_" and "."'
+        raise UserError.wrong("bucket.name", f'"{bucket}"', allowed, place="--bucket")
     is_address = re.fullmatch(r"[0-9]+(\.[0-9]+){3}", name) is not None
     if name.startswith("goog") or "google" in name or is_address:
-        raise UserError(
-            "bucket.name_reserved",
-            f'found "{bucket}". A name must not be an IP address, begin with goog or have google.',
-            place="--bucket",
-        )
+        allowed = "no IP address, no goog at the start, and no google"
+        raise UserError.wrong("bucket.name_reserved", f'"{bucket}"', allowed, place="--bucket")
 
 
 @contextlib.contextmanager
@@ -249,11 +240,8 @@ def check_inputs(
         with _errors_as_findings(key, found):
             if not epath.Path(path).exists():
                 instead = [text for name, text in _ALTERNATIVES.items() if key.startswith(name)]
-                raise UserError(
-                    "submit.input_missing",
-                    f"missing. Use a path in the bucket, or {instead[0]}.",
-                    place=path,
-                )
+                remedy = f"missing. Use a path in the bucket, or {instead[0]}."
+                raise UserError("submit.input_missing", remedy, place=path)
             found.append(PreflightFinding("fine", f"{key}: {path}"))
     return found
 

@@ -63,21 +63,15 @@ def persistently(
                 raise
             if isinstance(verdict, NoCredentials) and tries:
                 # Do not raise NoCredentials: an earlier try may have succeeded.
-                raise Unavailable(
-                    "cloud.login_expired",
-                    f"no answer, and then expired credentials: {verdict}",
-                    place=what,
-                ) from error
+                expired = f"no answer, and then expired credentials: {verdict}"
+                raise Unavailable("cloud.login_expired", expired, place=what) from error
             if isinstance(verdict, Exception):
                 raise verdict from error
             waited = pace.clock() - began
             pause = max(verdict, longest * pace.draw())
             if waited + pause > pace.give_up:
-                raise Unavailable(
-                    "cloud.no_answer",
-                    f"no answer for {waited:.0f} s ({reason_of(error)})",
-                    place=what,
-                ) from error
+                silent = f"no answer for {waited:.0f} s ({reason_of(error)})"
+                raise Unavailable("cloud.no_answer", silent, place=what) from error
             log_waiting(what, waited, error)
         tries += 1
         longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
@@ -97,8 +91,5 @@ def until_gone(is_gone: Callable[[], bool], *, what: str, pace: RequestLimits) -
             _log.warning("%s: being deleted for %.0f min", what, (now - began) / 60)
             printed_at = now
         pace.sleep(pace.poll)
-    raise Unavailable(
-        "cloud.not_deleted",
-        f"not deleted in {pace.delete / 60:.0f} min, and may cost money. Run `bert-jax jobs`.",
-        place=what,
-    )
+    waited = f"not deleted in {pace.delete / 60:.0f} min, and may cost money"
+    raise Unavailable("cloud.not_deleted", f"{waited}. Run `bert-jax jobs`.", place=what)

@@ -51,11 +51,8 @@ def creation(attempt: Attempt, location: str, script: str) -> tpu_v2.CreateQueue
 def _node(attempt: Attempt, location: str, script: str) -> tpu_v2.Node:
     topology, submit = attempt.placement.topology, attempt.job.submit
     if topology is None or topology.accelerator.runtime_version is None:
-        raise UserError(
-            "submit.on_queued",
-            f'found "{attempt.placement.on}", which needs GKE. Use submit.launcher: gke.',
-            place="submit.on",
-        )
+        found = f'"{attempt.placement.on}" needs GKE. Use submit.launcher: gke.'
+        raise UserError("submit.on_queued", found, place="submit.on")
     node = tpu_v2.Node(
         accelerator_type=topology.accelerator_type,
         runtime_version=topology.accelerator.runtime_version,

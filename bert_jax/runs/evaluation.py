@@ -74,11 +74,9 @@ def read_evaluation(run: Run, *, step: int | None = None, ema: bool = False) -> 
             found = _EVALUATION.validate_python(read_json_object(path), strict=True)
         except pydantic.ValidationError as error:
             first = error.errors()[0]
-            raise UserError(
-                "evaluation.damaged",
-                f"found {shown(first['input'])}, but {first['msg'].lower()}",
-                place=f"{path}: {'.'.join(map(str, first['loc']))}",
-            ) from None
+            message = f"found {shown(first['input'])}, but {first['msg'].lower()}"
+            place = f"{path}: {'.'.join(map(str, first['loc']))}"
+            raise UserError("evaluation.damaged", message, place=place) from None
         if found.split == own_split(run) and step in (None, found.step):
             return found
     return None

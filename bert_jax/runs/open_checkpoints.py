@@ -47,11 +47,8 @@ def read_checkpoints(run_dir: epath.PathLike, read: Callable[[Checkpointer], Fou
             except Exception:  # Orbax and TensorStore have no specific error for missing files
                 if jax.process_count() > 1 or not checkpoints.on_disk.outdated():
                     raise
-    raise UserError(
-        "checkpoint.deleted",
-        f"deleted during each of {_READS} reads. Set a larger train.checkpoint.keep_last.",
-        place=epath.Path(run_dir) / CHECKPOINTS,
-    )
+    deleted = f"deleted during {_READS} reads. Set a larger train.checkpoint.keep_last."
+    raise UserError("checkpoint.deleted", deleted, place=epath.Path(run_dir) / CHECKPOINTS)
 
 
 def write_checkpoints(
@@ -184,11 +181,8 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
 
     def read(checkpoints: Checkpointer) -> MomentsState | None:
         if loaded.step not in checkpoints.on_disk.steps():
-            raise UserError(
-                "checkpoint.moments_deleted",
-                f"checkpoint {loaded.step} was deleted during the read. Run this again.",
-                place=run.directory,
-            )
+            deleted = f"checkpoint {loaded.step} was just deleted. Run this again."
+            raise UserError("checkpoint.moments_deleted", deleted, place=run.directory)
         if section.name != "adamw" or not checkpoints.on_disk.has(loaded.step, OPTIMIZER):
             return None
         if checkpoints.training_parts(loaded.step):

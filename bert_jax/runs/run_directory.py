@@ -96,11 +96,8 @@ def open_run(directory: epath.PathLike) -> Run:
     settings = read_settings(root)
     tokenizer = load_tokenizer(root / TOKENIZER)
     if read_run_provenance(root).get("tokenizer_hash", tokenizer.hash) != tokenizer.hash:
-        raise UserError(
-            "run.tokenizer_changed",
-            f"names another tokenizer than {root / TOKENIZER}. Restore a copy.",
-            place=root / PROVENANCE,
-        )
+        changed = f"names another tokenizer than {root / TOKENIZER}. Restore a copy."
+        raise UserError("run.tokenizer_changed", changed, place=root / PROVENANCE)
     section = read_model(root, settings)
     architecture = section.resolve(vocab_size=tokenizer.vocab_size)
     return Run(root, tokenizer, architecture, section, settings)
@@ -136,9 +133,7 @@ def claim_run(
         foreign = [name for name in _FOREIGN if (root / name).exists()]
         if foreign and not (root / CONFIG).exists():
             raise UserError(
-                "run.not_a_run",
-                f"{root} has {foreign[0]}, so it is another dataset or model. Use a new one.",
-                place="run_dir",
+                "run.not_a_run", f"{root} has {foreign[0]}. Use a new one.", place="run_dir"
             )
         if not (root / CONFIG).exists():
             # A copy of an outer directory would include the run, and so would its removal.
@@ -146,9 +141,7 @@ def claim_run(
                 dataset = (above / PROVENANCE).exists() and (above / "dataset_info.json").exists()
                 if dataset or is_run(above):
                     raise UserError(
-                        "run.nested",
-                        f"found {root}, which is inside {above}. Choose a directory outside of it.",
-                        place="run_dir",
+                        "run.nested", f"{root} is inside {above}. Use another.", place="run_dir"
                     )
             if files := [each.name for each in root.glob("[!.]*") if each.is_file()]:
                 tell(f"run_dir: {root} has other files, such as {min(files)}")
@@ -158,11 +151,8 @@ def claim_run(
             _same_model(run, architecture, tokenizer)
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            "run.unwritable",
-            f"cannot write to {root} ({error.strerror or str(error)})",
-            place="run_dir",
-        ) from error
+        reason = f"cannot write to {root} ({error.strerror or str(error)})"
+        raise UserError("run.unwritable", reason, place="run_dir") from error
     return root
 
 
@@ -204,20 +194,14 @@ def _same_verb(run: Run, verb: RunVerb) -> None:
     """Raises UserError if `verb` cannot resume the run. Pretraining can resume an imported run."""
     if run.is_fine_tuned != (verb == "finetune"):
         wrote = "finetune" if run.is_fine_tuned else "pretrain" if run.has("train") else "import"
-        raise UserError(
-            "run.other_verb",
-            f"found {run.directory}, a run of `bert-jax {wrote}`. Use a new directory.",
-            place="run_dir",
-        )
+        found = f"{run.directory} is a run of `bert-jax {wrote}`. Use a new directory."
+        raise UserError("run.other_verb", found, place="run_dir")
 
 
 def _same_model(run: Run, architecture: EncoderArchitecture, tokenizer: Tokenizer) -> None:
     if run.tokenizer.hash != tokenizer.hash:
-        raise UserError(
-            "run.other_tokenizer",
-            f"differs from the tokenizer of {run.directory}. Use that tokenizer, or a new run_dir.",
-            place="tokenizer",
-        )
+        differs = f"not the tokenizer of {run.directory}. Use that, or a new run_dir."
+        raise UserError("run.other_tokenizer", differs, place="tokenizer")
     if run.architecture.kind != architecture.kind:
         raise _other_model(run, "model.kind", architecture.kind, run.architecture.kind)
     for name in type(architecture).model_fields:

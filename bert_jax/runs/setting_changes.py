@@ -50,22 +50,14 @@ def refuse_other_settings(
     # Name the setting of a file before the hash of its rows.
     for change in sorted(find_changes(held, asked), key=_is_of_data):
         if change.key not in free:
-            error = UserError(
-                "run.other_setting",
-                f"found {_plain(change.now)}, but the {what} in {root} has {_plain(change.was)}. "
-                "Use the same value or a new run_dir.",
-                place=change.key,
-            )
+            found, key = f"found {_plain(change.now)}, but the {what} in {root}", change.key
+            message = f"{found} has {_plain(change.was)}. Use the same value or a new run_dir."
             if _is_of_data(change):
-                error = UserError(
-                    "run.other_setting",
-                    f"found other rows than the {what} in {root} was trained with. Restore the "
-                    "file, or use a new run_dir.",
-                    place=change.key.replace("content.", "finetune.task: "),
-                )
+                message = f"other rows than in {root}. Restore the file, or use a new run_dir."
+                key = key.replace("content.", "finetune.task: ")
             if change.key in with_flag:
-                error = error.followed_by(" --allow-data-change permits the new value.")
-            raise error
+                message += " --allow-data-change permits the new value."
+            raise UserError("run.other_setting", message, place=key)
 
 
 def _is_of_data(change: SettingChange) -> bool:

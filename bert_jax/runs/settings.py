@@ -36,9 +36,7 @@ def read_settings(root: epath.Path) -> dict[str, Any]:
     refuse_changed_yaml(text, where=str(path))
     settings = parse_yaml(text, str(path))
     if not isinstance(settings, dict):
-        raise UserError.wrong(
-            "run.no_keys", "no keys", "the file that `bert-jax pretrain` wrote", place=path
-        )
+        raise UserError.wrong("run.no_keys", "no keys", "the file of a run", place=path)
     return _without_removed(settings)
 
 
@@ -103,17 +101,11 @@ def describe(heads: HeadsSection) -> str:
 def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
     """Raises UserError if a model cannot predict masked tokens; `name` is for the message."""
     if not heads.mlm:
-        raise UserError(
-            "run.no_mlm_head",
-            f"{name} has {describe(heads)}. Use a run with an MLM head.",
-            place="fill-mask",
-        )
+        found = f"{name} has {describe(heads)}. Use a run with an MLM head."
+        raise UserError("run.no_mlm_head", found, place="fill-mask")
     if heads.causal:
-        raise UserError(
-            "run.causal",
-            f"{name} predicts the next token, not masked tokens. Use another checkpoint.",
-            place="fill-mask",
-        )
+        found = f"{name} predicts the next token. Use another checkpoint."
+        raise UserError("run.causal", found, place="fill-mask")
 
 
 def _other_runs(root: epath.Path) -> str:

@@ -51,13 +51,10 @@ class Teacher:
 
     def check_positions(self, length: int, *, key: str) -> None:
         """Raises UserError if rows of `length` tokens do not fit the teacher."""
-        if length > self.architecture.max_position_embeddings:
-            raise UserError(
-                "teacher.positions",
-                f"found {self.directory}, which has {self.architecture.max_position_embeddings} "
-                f"positions, but rows have {length} tokens. Use shorter rows.",
-                place=key,
-            )
+        positions = self.architecture.max_position_embeddings
+        if length > positions:
+            found = f"{self.directory} has {positions} positions, but rows have {length} tokens"
+            raise UserError("teacher.positions", found, place=key)
 
     def load(self, abstract: Params, *, tokenizer: Tokenizer, key: str) -> Params:
         """Returns the parameters with the shardings of `abstract`.
@@ -67,13 +64,9 @@ class Teacher:
         """
         run = open_run(self.directory)
         if run.tokenizer.hash != tokenizer.hash:
-            raise UserError(
-                "teacher.tokenizer",
-                f"the tokenizer of {self.directory} ({run.tokenizer.vocab_size:,} pieces) differs "
-                f"from the student's ({tokenizer.vocab_size:,} pieces). Use a teacher with the "
-                "student's tokenizer.",
-                place=key,
-            )
+            theirs, ours = (f"{each.vocab_size:,} pieces" for each in (run.tokenizer, tokenizer))
+            found = f"the tokenizer of {self.directory} ({theirs})"
+            raise UserError.wrong("teacher.tokenizer", found, f"the student's ({ours})", place=key)
 
         def read(checkpoints: Checkpointer) -> Params:
             step = find_checkpoint(run, checkpoints, self.checkpoint).step
@@ -129,21 +122,13 @@ def spread_layers(layers: Layers, *, teacher: int, student: int, place: str) -> 
     Raises UserError if there are not `student` increasing numbers below `teacher`.
     """
     if student > teacher and layers == "every_kth":
-        raise UserError(
-            "teacher.layers",
-            f"the student has {student} layers, but the teacher has only {teacher}. Use a smaller "
-            "student, or null: it starts without the teacher's layers.",
-            place=place,
-        )
+        found = f"{student} layers of the student"
+        raise UserError.wrong("teacher.layers", found, f"up to {teacher}, or null", place=place)
     if layers == "every_kth":
         layers = tuple(at * teacher // student for at in range(student))
     if len(layers) != student or sorted(set(layers)) != list(layers) or layers[-1] >= teacher:
-        raise UserError(
-            "teacher.layers",
-            f"found {commas(layers)}, allowed: {student} increasing numbers from 0 to "
-            f"{teacher - 1}, one per layer of the student",
-            place=place,
-        )
+        allowed = f"{student} increasing numbers from 0 to {teacher - 1}"
+        raise UserError.wrong("teacher.layers", commas(layers), allowed, place=place)
     return layers
 
 
@@ -182,13 +167,10 @@ def student_params(
                 chosen = [layers[at] for at in ours.last_layers(len(layers))]
                 theirs = theirs[jnp.array(teacher.of(name).entries(chosen))]
         if theirs is None or theirs.shape != like.shape:
-            raise UserError(
-                "teacher.other_shape",
-                f"the student's parameter {name} is {commas(like.shape)}, but the teacher has "
-                f"{commas('none' if theirs is None else list(theirs.shape))}. Use the teacher's "
-                f"encoder and widths, or set {key}: null.",
-                place=key,
-            )
+            shape = "none" if theirs is None else commas(theirs.shape)
+            shapes = f"{name} of the student is {commas(like.shape)}, of the teacher {shape}"
+            remedy = "Use the teacher's encoder and widths, or null."
+            raise UserError("teacher.other_shape", f"{shapes}. {remedy}", place=key)
         # Without the copy, the train step would donate the teacher's own buffers.
         return jnp.copy(theirs)
 

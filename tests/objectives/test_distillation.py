@@ -231,7 +231,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
         ({"initial_layers": [0, 4]}, {}, "teacher.layers", {"student": 2, "last": 3}),
         ({"initial_layers": [0]}, {}, "teacher.layers", {"student": 2}),
-        ({}, {"num_hidden_layers": 5}, "teacher.layers", {"student": 5, "teacher": "only 4"}),
+        ({}, {"num_hidden_layers": 5}, "teacher.layers", {"student": 5, "teacher": 4}),
         ({}, {"intermediate_size": 64}, "teacher.other_shape", {"expected": [2, 64]}),
     ]
     for settings, changes, key, values in cases:
