@@ -15,6 +15,7 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Float, Int
 
+from bert_jax import task
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.encoders.kernel_choice import second_execution
@@ -34,18 +35,6 @@ from bert_jax.objectives.sections import (
     masked_rows,
 )
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
-from bert_jax.task import (
-    DELTAS,
-    GENERATOR,
-    Batch,
-    FrozenModel,
-    Metrics,
-    Objective,
-    Rngs,
-    RowTransform,
-    Sums,
-    Watch,
-)
 from bert_jax.text.tokenizer import Tokenizer
 
 ZERO: Final = Constant(0.0)
@@ -90,7 +79,7 @@ class ReplacedTokenDetection:
         max_predictions: int | None = None,
         max_examples: int = 1,
         evaluation: bool,
-    ) -> RowTransform:
+    ) -> task.RowTransform:
         """Returns the row transform. Evaluation always uses `ELECTRA_MASKING`.
 
         Raises UserError if the generator has fewer positions than a row.
@@ -126,13 +115,16 @@ class ReplacedTokenDetection:
                 _put(generator, its_path, table)
                 deltas[path] = table.replace(initial=ZERO)
             if self.embedding_sharing == "gradient_disentangled":
-                setattr(model, DELTAS, _module(unflatten_dict(deltas, sep="/")))
-        setattr(model, GENERATOR, generator)
+                setattr(model, task.DELTAS, _module(unflatten_dict(deltas, sep="/")))
+        setattr(model, task.GENERATOR, generator)
         model.groups = ParameterGroups(
             (
-                *(each._replace(prefix=f"{GENERATOR}/{each.prefix}") for each in generator.groups),
-                ParameterGroup(DELTAS, "embeddings", title="the deltas of embeddings"),
-                ParameterGroup(GENERATOR, "heads", title="the generator"),
+                *(
+                    each._replace(prefix=f"{task.GENERATOR}/{each.prefix}")
+                    for each in generator.groups
+                ),
+                ParameterGroup(task.DELTAS, "embeddings", title="the deltas of embeddings"),
+                ParameterGroup(task.GENERATOR, "heads", title="the generator"),
                 *model.groups,
             )
         )
@@ -147,11 +139,11 @@ class ReplacedTokenDetection:
         pairs = {ours[n]: theirs[n] for n in self.shared_embeddings if n in ours and n in theirs}
         return {a: b for a, b in pairs.items() if _at(model, a).shape == _at(generator, b).shape}
 
-    def frozen_models(self) -> Mapping[str, FrozenModel]:
+    def frozen_models(self) -> Mapping[str, task.FrozenModel]:
         """Returns no models."""
         return {}
 
-    def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:
+    def divisors(self, batch: task.Batch) -> Mapping[str, jax.Array]:
         """Returns the numbers of masked tokens and of all tokens."""
         return {
             "mlm": batch["masked_lm_weights"].sum() + EPSILON,
@@ -161,16 +153,16 @@ class ReplacedTokenDetection:
     def loss(
         self,
         model: nnx.Module,
-        batch: Batch,
+        batch: task.Batch,
         *,
         divisors: Mapping[str, jax.Array],
-        rngs: Rngs,
+        rngs: task.Rngs,
         frozen: Mapping[str, nnx.Module],
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[jax.Array, task.Metrics]:
         """Returns the batch's contribution to the loss, and its metrics as (sum, count)."""
         del frozen
         assert isinstance(model, EncoderModel)
-        generator: EncoderModel = getattr(model, GENERATOR)
+        generator: EncoderModel = getattr(model, task.GENERATOR)
         words_BLD, shares_SVD = generator.encoder.look_up(batch["input_ids"])
         masked_BPD = generator.hidden(
             batch,
@@ -209,8 +201,8 @@ class ReplacedTokenDetection:
         The gradient of a sum goes to the delta alone.
         """
         model = nnx.clone(model)
-        for path in self._shared(model, getattr(model, GENERATOR)):
-            table, delta = _at(model, path), _at(getattr(model, DELTAS), path)
+        for path in self._shared(model, getattr(model, task.GENERATOR)):
+            table, delta = _at(model, path), _at(getattr(model, task.DELTAS), path)
             total = jax.lax.stop_gradient(table[...]) + delta[...]
             _put(model, path, table.replace(total))
         return model
@@ -227,7 +219,7 @@ class ReplacedTokenDetection:
         head = 2 * length * (width * width + width)
         return TRAINING * (generator + self.architecture.forward_flops(seq_length=length) + head)
 
-    def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:
+    def watch(self, *, unigram_entropy: float, total_steps: int) -> task.Watch:
         """Returns a watch that warns if the generator's loss stays at the unigram entropy."""
         return PlateauWatch(
             unigram_entropy=unigram_entropy,
@@ -235,7 +227,7 @@ class ReplacedTokenDetection:
             total_steps=total_steps,
         )
 
-    def score(self, sums: Sums) -> dict[str, float]:
+    def score(self, sums: task.Sums) -> dict[str, float]:
         """Returns the losses, and how well the model finds replaced tokens.
 
         `replaced_auc`, the area under the ROC curve, is only in evaluations.
@@ -305,7 +297,7 @@ def _found(weights_NK: Array, at_N: Array) -> tuple[Array, Array]:
     return index_N, at_N - jnp.take_along_axis(starts_NK, index_N[:, None], axis=1)[:, 0]
 
 
-def corrupted(batch: Batch, pieces_BP: Int[Array, "batch predictions"]) -> Corrupted:
+def corrupted(batch: task.Batch, pieces_BP: Int[Array, "batch predictions"]) -> Corrupted:
     """Returns the text with `pieces_BP` in place of the masked tokens.
 
     A piece that equals the original token does not count as replaced.
@@ -322,7 +314,7 @@ def corrupted(batch: Batch, pieces_BP: Int[Array, "batch predictions"]) -> Corru
     )
 
 
-def _detection(logits: Array, is_replaced: Array, weights: Array) -> Metrics:
+def _detection(logits: Array, is_replaced: Array, weights: Array) -> task.Metrics:
     """Returns the sums of loss, accuracy, precision and recall; all arguments are [B, L]."""
     loss = jax.nn.softplus(logits) - is_replaced * logits
     found = (logits > 0).astype(jnp.float32)
@@ -341,7 +333,7 @@ def make(
     architecture: EncoderArchitecture,
     execution: Execution,
     tokenizer: Tokenizer,
-) -> Objective:
+) -> task.Objective:
     """Returns the objective of a section for a model."""
     return ReplacedTokenDetection(
         architecture=architecture,

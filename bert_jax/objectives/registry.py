@@ -15,15 +15,7 @@ from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.errors import UserError, one_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
-from bert_jax.objectives.sections import (
-    BertObjectiveSection,
-    CausalObjectiveSection,
-    DistillObjectiveSection,
-    ElectraObjectiveSection,
-    ObjectiveSection,
-    RobertaObjectiveSection,
-    SopObjectiveSection,
-)
+from bert_jax.objectives import sections
 from bert_jax.section import Section, sections_of
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.validation import KIND, validate
@@ -33,14 +25,14 @@ if TYPE_CHECKING:
 
 # To register an objective, add its section here.
 Registered: TypeAlias = (
-    BertObjectiveSection
-    | SopObjectiveSection
-    | RobertaObjectiveSection
-    | CausalObjectiveSection
-    | DistillObjectiveSection
-    | ElectraObjectiveSection
+    sections.BertObjectiveSection
+    | sections.SopObjectiveSection
+    | sections.RobertaObjectiveSection
+    | sections.CausalObjectiveSection
+    | sections.DistillObjectiveSection
+    | sections.ElectraObjectiveSection
 )
-DEFAULT: Final = BertObjectiveSection()
+DEFAULT: Final = sections.BertObjectiveSection()
 
 
 def _with_kind(values: Any) -> Any:
@@ -56,10 +48,10 @@ AnyObjectiveSection: TypeAlias = Annotated[
 ]
 """The section `objective` of a configuration; `kind` selects the objective."""
 
-OBJECTIVES: Final[Mapping[str, type[ObjectiveSection]]] = {
+OBJECTIVES: Final[Mapping[str, type[sections.ObjectiveSection]]] = {
     section.model_fields[KIND].default: section
     for section in sections_of(Registered)
-    if issubclass(section, ObjectiveSection)
+    if issubclass(section, sections.ObjectiveSection)
 }
 
 
@@ -98,7 +90,7 @@ def kind_for(heads: HeadsSection) -> str:
 
 
 def make_objective(
-    section: ObjectiveSection,
+    section: sections.ObjectiveSection,
     *,
     architecture: EncoderArchitecture,
     execution: Execution,
@@ -114,7 +106,7 @@ def make_objective(
 
 
 def check_pairing(
-    section: ObjectiveSection,
+    section: sections.ObjectiveSection,
     kind: PairingKind,
     *,
     dataset: os.PathLike[str] | str,

@@ -48,7 +48,7 @@ def open_data(
             raise UserError(
                 "squad.no_threshold",
                 f"not tuned. Run `bert-jax evaluate {run.directory} --checkpoint {step}` first.",
-                place="task.null_threshold",
+                place="finetune.task.null_threshold",
             )
     request = DataRequest(run.tokenizer, section.max_length, section.split_seed, roles, input)
     with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):

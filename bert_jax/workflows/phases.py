@@ -89,12 +89,10 @@ class ExampleSource:
                 "dataset.stored_masks_packed", max_examples, "null (stored masks)", place="packing"
             )
         summary = self.dataset.summary
-        slots = max_predictions or summary.slots
-        if slots < summary.most_predictions:
-            raise UserError(
-                "phase.max_predictions",
-                f"found {slots}, but an example has {summary.most_predictions} predictions",
-                place="max_predictions",
+        slots, most = max_predictions or summary.slots, summary.most_predictions
+        if slots < most:
+            raise UserError.wrong(
+                "phase.max_predictions", slots, f"{most} or more", place="max_predictions"
             )
         return StaticMaskTransform(
             seq_length=seq_length,
