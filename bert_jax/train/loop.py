@@ -15,6 +15,7 @@ from rich.console import Console
 
 from bert_jax.narration import doing, narrator_of
 from bert_jax.parallel.memory import out_of_memory
+from bert_jax.parallel.mesh import process_share
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.evaluations import Evaluations, check_start
 from bert_jax.train.goodput import Stopwatch
@@ -64,7 +65,8 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
         state, progress = restore_or_initialise(spec, abstract, rollbacks, say=say, warn=warn_aloud)
     if progress.position is not None:
         check_start(spec, progress)
-    spec.write_config(spec.run_dir)
+    if jax.process_index() == 0:
+        spec.write_config(spec.run_dir)
     tracker = StepTracker(progress, phases=spec.phases, intervals=spec.intervals)
     first, last = progress.step, tracker.last_step
     output = open_output(spec, watch, console, progress=progress, last=last)
@@ -139,7 +141,8 @@ def _run_steps(
     ahead = range(tracker.progress.step, tracker.last_step)
     output.milestones.training(tracker.progress.step, until=tracker.next_evaluation)
     with phase.loader.batches(first_step=first, run=ahead) as rows:
-        batches = prefetch_to_device(rows, spec.mesh, shares=spec.share.count, watch=output.watch)
+        shares = process_share(spec.mesh).count
+        batches = prefetch_to_device(rows, spec.mesh, shares=shares, watch=output.watch)
         running: RunningStep | None = None
         for step, batch in enumerate(batches, start=tracker.progress.step + 1):
             # Dispatch step N; while the devices compute it, read the metrics of step N−1.

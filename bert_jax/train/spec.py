@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.section import check_batch
@@ -182,7 +181,6 @@ class TrainSpec:
     intervals: Intervals
     selection: CheckpointSelection
     mesh: Mesh
-    share: HostShare
     seed: int
     run_dir: epath.Path
     checkpoints: Checkpointer
@@ -191,7 +189,8 @@ class TrainSpec:
     check_lock: Callable[[], None]
     # (abstract parameters, function that draws parameters) → initial parameters
     initial_params: Callable[[Params, DrawParams], Params]
-    # Writes configuration, tokenizer and provenance into a folder: the run directory or a dump
+    # Writes configuration, tokenizer and provenance into a folder: the run directory or a dump.
+    # Only the first process calls it.
     write_config: Callable[[epath.Path], None]
     allow_data_change: bool  # whether data may have changed since the last checkpoint
     trackers: Sequence[sections.TrackerName]

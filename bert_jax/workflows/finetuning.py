@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-import jax
 from etils import epath
 from rich.console import Console
 
@@ -68,8 +67,7 @@ def _train_spec(
     check_lock: Callable[[], None],
 ) -> TrainSpec:
     settings, section, family = prepared.settings, prepared.section, prepared.family
-    share = process_share(prepared.mesh)
-    batches = prepared.batches(seed=settings.seed, share=share)
+    batches = prepared.batches(seed=settings.seed, share=process_share(prepared.mesh))
     steps = batches.plan.steps
     every = max(1, steps // section.evaluations_per_epoch)
 
@@ -92,9 +90,6 @@ def _train_spec(
         watch=None,
         validation=" ".join(prepared.content[name] for name in family.dev),
     )
-    write_config = functools.partial(
-        prepared.write_run, root=root, origin=prepared.origin_record(root)
-    )
     return TrainSpec(
         schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],
@@ -108,13 +103,14 @@ def _train_spec(
         ),
         selection=CheckpointSelection(weights={family.best_metric: 1.0}, larger_is_better=True),
         mesh=prepared.mesh,
-        share=share,
         seed=settings.seed,
         run_dir=root,
         checkpoints=checkpoints,
         check_lock=check_lock,
         initial_params=functools.partial(origin_params, prepared),
-        write_config=write_config if jax.process_index() == 0 else lambda folder: None,
+        write_config=functools.partial(
+            prepared.write_run, root=root, origin=prepared.origin_record(root)
+        ),
         allow_data_change=settings.allow_data_change,
         trackers=section.trackers,
         watchdog=section.watchdog,

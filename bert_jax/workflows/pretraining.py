@@ -20,7 +20,7 @@ from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import Schedule, pretraining_schedule
 from bert_jax.parallel.channel import alone
-from bert_jax.parallel.mesh import open_mesh, process_share
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.lock import hold_run
 from bert_jax.runs.open_checkpoints import find_checkpoint, read_checkpoints, write_checkpoints
@@ -182,11 +182,10 @@ def _heads(settings: PretrainSettings) -> HeadsSection:
                 f"trains {describe(objective.heads)}, but the last phase {describe(heads)}",
                 place=f"{settings.objective_key(phase)}.kind",
             )
-    if settings.model.heads not in (HeadsSection(), heads):
-        raise UserError(
-            "model.heads_of_objective",
-            f"found {describe(settings.model.heads)}, but {last.kind} trains {describe(heads)}",
-            place="model.heads",
+    given = settings.model.heads
+    if given not in (HeadsSection(), heads):
+        raise UserError.wrong(
+            "model.heads_of_objective", describe(given), describe(heads), place="model.heads"
         )
     return heads
 
@@ -239,13 +238,12 @@ def _train_spec(
             weights=_selection_weights(run, evaluation), larger_is_better=False
         ),
         mesh=mesh,
-        share=process_share(mesh),
         seed=settings.seed,
         run_dir=root,
         checkpoints=checkpoints,
         check_lock=check_lock,
         initial_params=functools.partial(_initial_params, run, console, frozen.params),
-        write_config=write_config if jax.process_index() == 0 else lambda folder: None,
+        write_config=write_config,
         allow_data_change=settings.allow_data_change,
         trackers=section.trackers,
         watchdog=section.watchdog,

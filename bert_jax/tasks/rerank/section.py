@@ -1,12 +1,12 @@
 """The task family of reranking: its settings, and how it opens its data."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import pydantic
 
-from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.row_errors import RowErrors
+from bert_jax.data.tables import TableRow
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.model.text_head import CrossEncoderSection, TextHeadSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
@@ -19,7 +19,6 @@ from bert_jax.tasks.family import (
     count_notes,
     needs_labels,
     no_benchmark,
-    no_rows,
     task_heads,
 )
 from bert_jax.tasks.rerank.candidates import (
@@ -114,8 +113,6 @@ class RerankSection(SearchSection):
     scores, only `dev` needs labels."""
     label_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest label in `train`, for the loss `bce`."""
-    dev_fraction: float = pydantic.Field(default=0.1, gt=0, lt=1)
-    """Fraction of the queries of `train` to hold out if `dev` is not set."""
     candidates_per_query: int = pydantic.Field(default=32, ge=2)
     """Maximum number of candidates of a query in `train`, for losses that compare them. Of longer
     lists, the first candidate is kept, then relevant ones, then a sample of the others."""
@@ -205,20 +202,9 @@ class RerankSection(SearchSection):
         set on which all models have the same score.
         """
         head = self.head(request.text_head, max_length=request.max_length)
-        lists: dict[str, Sequence[Candidates]] = {}
         notes: list[str] = []
-        for role in ("train", "dev", "test", "input"):
-            if role not in request.roles or (role == "dev" and self.dev is None):
-                if role == "test" and "train" in request.roles and self.directory(role) is not None:
-                    notes += read_directory(str(self.test), role)[1]  # find mistakes early
-            elif (directory := self.directory(role, request.input)) is not None:
-                lists[role], found = read_directory(directory, role)
-                notes += found
-            else:
-                lists[role] = self._read(request.source(self, role), role, notes)
-        if "dev" in request.roles and self.dev is None:
-            train = lists.get("train") or self._read(request.source(self, "train"), "train", notes)
-            lists |= self._held_out(train, request, notes)
+        tables, directories = self.read_data(request, notes, read_directory)
+        lists = tables | directories
         parts = {"head": head, "tokenizer": request.tokenizer, "max_length": request.max_length}
         splits: dict[str, PairsSplit] = {}
         for role in request.roles:
@@ -250,7 +236,8 @@ class RerankSection(SearchSection):
             constant=by_id,
         )
 
-    def _read(self, source: Path | MemoryTable, role: str, notes: list[str]) -> list[Candidates]:
+    def parse(self, table: Iterable[TableRow], role: str, errors: RowErrors) -> list[Candidates]:
+        """Returns the candidates of a table. Raises UserError if a dev set has no labels."""
         if role == "dev" and self.label is None and not self.negatives:
             raise UserError(
                 "rerank.no_dev_labels",
@@ -258,7 +245,6 @@ class RerankSection(SearchSection):
                 "directory with queries.jsonl, corpus.jsonl and qrels.",
                 place="task.label",
             )
-        table, errors = self.rows(source, role)
         columns = CandidateColumns(
             query=self.query,
             document=self.document,
@@ -269,20 +255,11 @@ class RerankSection(SearchSection):
             labelled=self._labelled(role),
             required=self.required(role),
         )
-        rows = read_candidates(table, columns, errors)
-        if not rows:
-            raise no_rows(source, errors)
-        notes += errors.note(source, kept=len(rows))
-        return rows
+        return read_candidates(table, columns, errors)
 
-    def _held_out(
-        self, rows: Sequence[Candidates], request: DataRequest, notes: list[str]
-    ) -> dict[str, Sequence[Candidates]]:
-        queries = (row.query for row in rows)
-        train, dev = self.split_off_dev(
-            rows, queries, request, notes, kind=self.kind, fraction=self.dev_fraction
-        )
-        return {"train": train, "dev": dev}
+    def query_of(self, row: Candidates) -> str:
+        """Returns the query."""
+        return row.query
 
     def _training_rows(
         self, rows: Sequence[Candidates], request: DataRequest, notes: list[str]

@@ -1,12 +1,12 @@
 """Settings and data of the task families that encode queries and passages by themselves."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final, Self
 
 import pydantic
 
-from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.row_errors import RowErrors
+from bert_jax.data.tables import TableRow
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.inference.comparison import comparison_of
 from bert_jax.model.section import HeadsSection
@@ -111,8 +111,6 @@ class VectorSearchSection(SearchSection):
     `info_nce`, `train` must not have the column."""
     score_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest score."""
-    dev_fraction: float = pydantic.Field(default=0.1, gt=0, lt=1)
-    """Fraction of `train` to hold out if `dev` is not set."""
     query_prefix: str | None = None
     """Text before every anchor and every query, such as "query: ". By default, the checkpoint's, or
     none."""
@@ -223,27 +221,20 @@ class VectorSearchSection(SearchSection):
         """
         head = self.head(request.text_head, request.tokenizer)
         self.check_lengths(request.max_length)
-        tables: dict[str, Sequence[TextTuple]] = {}
-        splits: dict[str, family.Split] = {}
+        if self.loss.single and self.dev is None and "dev" in request.roles:
+            raise UserError(
+                "embedding.no_dev",
+                f"missing, but single texts have no scores. Set it to pairs or {_DIRECTORY}.",
+                place="task.dev",
+            )
         notes: list[str] = []
-        for role in ("train", "dev", "test", "input"):
-            if role not in request.roles or (role == "dev" and self.dev is None):
-                if role == "test" and "train" in request.roles and self.directory(role) is not None:
-                    # Find mistakes before the training.
-                    notes += read_retrieval(str(self.test), role)[1]
-                continue
-            if (directory := self.directory(role, request.input)) is not None:
-                data, found = read_retrieval(directory, role)
-                notes += found
-                splits[role] = _retrieval_split(data, request, head)
-            else:
-                tables[role] = self._read(request.source(self, role), role, notes)
-        if "dev" in request.roles and self.dev is None:
-            train, dev = self._held_out(request, tables.get("train"), notes)
-            tables |= {"train": train, "dev": dev}
-        for role in request.roles:
-            if role in tables:
-                splits[role] = self._split(role, tables[role], request, head)
+        tables, directories = self.read_data(request, notes, read_retrieval)
+        splits = {
+            role: _retrieval_split(directories[role], request, head)
+            if role in directories
+            else self._split(role, tables[role], request, head)
+            for role in request.roles
+        }
         chosen_by = splits.get("dev") if "train" in request.roles else None
         if isinstance(chosen_by, TextsSplit) and (reason := chosen_by.undecided) is not None:
             raise UserError(
@@ -258,7 +249,7 @@ class VectorSearchSection(SearchSection):
         return family.Family(
             heads=self.heads(head),
             best_metric=retrieval.FIGURES[0] if ranked else SPEARMAN[0],
-            splits={role: splits[role] for role in request.roles},
+            splits=splits,
             notes=tuple(notes),
             score=_score,
             scored=("label", "prediction", "ranks"),
@@ -270,30 +261,13 @@ class VectorSearchSection(SearchSection):
     def check_lengths(self, max_length: int) -> None:
         """Raises UserError if a setting is larger than `max_length`, the limit of all texts."""
 
-    def _read(self, source: Path | MemoryTable, role: str, notes: list[str]) -> list[TextTuple]:
-        table, errors = self.rows(source, role)
-        rows = read_tuples(table, self.columns(role), errors)
-        if not rows:
-            raise family.no_rows(source, errors)
-        notes += errors.note(source, kept=len(rows))
-        return rows
+    def parse(self, table: Iterable[TableRow], role: str, errors: RowErrors) -> list[TextTuple]:
+        """Returns the tuples of a table."""
+        return read_tuples(table, self.columns(role), errors)
 
-    def _held_out(
-        self, request: family.DataRequest, rows: Sequence[TextTuple] | None, notes: list[str]
-    ) -> tuple[list[TextTuple], list[TextTuple]]:
-        """Splits the training rows, which are read if they are None."""
-        if self.loss.single:
-            raise UserError(
-                "embedding.no_dev",
-                f"missing, but single texts have no scores. Set it to pairs or {_DIRECTORY}.",
-                place="task.dev",
-            )
-        if rows is None:
-            rows = self._read(request.source(self, "train"), "train", notes)
-        queries = (row.texts[0] for row in rows)
-        return self.split_off_dev(
-            rows, queries, request, notes, kind=self.kind, fraction=self.dev_fraction
-        )
+    def query_of(self, row: TextTuple) -> str:
+        """Returns the anchor."""
+        return row.texts[0]
 
     def _split(
         self,
