@@ -186,9 +186,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     if family.heads.mlm and not origin.heads.mlm:
         raise UserError(
             "finetune.no_mlm_head",
-            f"found a model without an MLM head, which the task {section.task.kind} reads. Use a "
-            "pretrained model of masked language modelling, such as "
-            "google-bert/bert-base-uncased.",
+            f"{section.task.kind} needs an MLM head, as in google-bert/bert-base-uncased",
             place="finetune.init_from",
         )
     if not len(family.splits["train"].lengths):
@@ -263,11 +261,12 @@ def claim(prepared: TrainingSetup) -> epath.Path:
     data = [key for key in changed if re.fullmatch(DATA, key)]
     free = [*FREE, *(data if settings.allow_data_change else ())]
     refuse_other_settings(root, held=held, asked=asked, free=free, with_flag=data, what="run")
-    found, learnt = prepared.family.heads.labels, run.heads.labels
-    if found != learnt:
-        raise UserError(
+    found, old = prepared.family.heads.labels, run.heads.labels
+    if found != old:
+        raise UserError.wrong(
             "finetune.other_labels",
-            f"found {commas(found)}, but the run in {run.directory} has {commas(learnt)}",
+            commas(found),
+            f"the run's {commas(old)}",
             place="finetune.task",
         )
     return root

@@ -57,7 +57,7 @@ class PhaseSection(sections.PhaseSection):
         if self.objective is not None and self.objective.has_second_model:
             raise SettingError(
                 "phases.second_model",
-                f"found {self.objective.kind}, allowed only in the section objective",
+                f"found {self.objective.kind}, allowed: in the section objective",
                 place="objective.kind",
             )
         return self

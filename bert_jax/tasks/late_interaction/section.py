@@ -78,10 +78,9 @@ class LateInteractionSection(VectorSearchSection):
     def check_lengths(self, max_length: int) -> None:
         """Raises UserError if queries could be longer than `max_length`."""
         if self.query_length is not None and self.query_length > max_length:
-            raise UserError.wrong(
+            raise UserError(
                 "late_interaction.query_length",
-                self.query_length,
-                f"at most {max_length} (finetune.max_length)",
+                f"found {self.query_length}, allowed: at most {max_length} (finetune.max_length)",
                 place="task.query_length",
             )
 

@@ -75,10 +75,8 @@ def _documents(row: TableRow, column: str) -> list[str]:
     if not isinstance(texts, list):
         return [text_of(row, column)]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise RowError(
-            "rerank.documents",
-            f"found {texts!r:.60}, allowed: a list of texts that are not empty",
-            place=f'{row.place}: column "{column}"',
+        raise RowError.wrong(
+            "rerank.documents", f"{texts!r:.60}", "a list of nonempty texts", place=row.at(column)
         )
     return list(texts)
 
@@ -101,10 +99,8 @@ def _numbers(row: TableRow, column: str, texts: Sequence[str]) -> dict[str, floa
     numbers = [number_of(each) for each in (found if isinstance(found, list) else [found])]
     known = [number for number in numbers if number is not None]
     if not len(known) == len(numbers) == len(texts):
-        raise RowError(
-            "rerank.label",
-            f"found {found!r:.60}, allowed: a number for each of the {len(texts)} documents",
-            place=f'{row.place}: column "{column}"',
+        raise RowError.wrong(
+            "rerank.label", f"{found!r:.60}", f"{len(texts)} numbers", place=row.at(column)
         )
     return _by_text(row, texts, known)
 

@@ -10,17 +10,7 @@ from bert_jax.data.tables import TableRow
 from bert_jax.errors import SettingError, UserError, commas
 from bert_jax.model.text_head import CrossEncoderSection, TextHeadSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
-from bert_jax.tasks.family import (
-    Columns,
-    DataRequest,
-    Family,
-    Record,
-    Split,
-    count_notes,
-    needs_labels,
-    no_benchmark,
-    task_heads,
-)
+from bert_jax.tasks import family
 from bert_jax.tasks.rerank.candidates import (
     CandidateColumns,
     Candidates,
@@ -34,7 +24,7 @@ from bert_jax.tasks.rerank.candidates import (
 )
 from bert_jax.tasks.rerank.pairs import ListSplit, PairsSplit, RankingSplit, by_id, rankings
 from bert_jax.tasks.search import retrieval
-from bert_jax.tasks.search.directory import CANDIDATES, PARTS
+from bert_jax.tasks.search.directory import CANDIDATES, DIRECTORY, PARTS
 from bert_jax.tasks.search.section import SearchSection
 from bert_jax.tasks.search.tuples import TeacherColumns
 
@@ -133,15 +123,11 @@ class RerankSection(SearchSection):
         if not needed <= given <= 1:
             found = f"found {self.label} with negatives" if given else "missing"
             raise SettingError(
-                "rerank.label_needed",
-                f"{found}, allowed: a column of labels, or columns of negatives without it",
-                place="label",
+                "rerank.label_needed", f"{found}, allowed: label or negatives", place="label"
             )
         if teacher and not self.teacher_score:
             raise SettingError(
-                "rerank.no_teacher",
-                f"missing, but the loss {self.loss.kind} needs it. Set it to a column.",
-                place="teacher_score",
+                "rerank.no_teacher", f"loss {self.loss.kind} needs it", place="teacher_score"
             )
         if not teacher:
             refuse_ignored(self, "teacher_score", allowed=f"the losses {commas(TEACHER)}")
@@ -150,10 +136,7 @@ class RerankSection(SearchSection):
         low, high = self.label_range
         if low >= high:
             raise SettingError.wrong(
-                "rerank.label_range",
-                commas(self.label_range),
-                "two increasing numbers",
-                place="label_range",
+                "rerank.label_range", self.label_range, "increasing numbers", place="label_range"
             )
         if self.loss.kind != "bce":
             refuse_ignored(self, "label_range", allowed="the loss bce")
@@ -166,7 +149,7 @@ class RerankSection(SearchSection):
         del accumulation, steps
         return RerankTask(training=self.loss, **parts)
 
-    def required(self, role: str) -> Columns:
+    def required(self, role: str) -> family.Columns:
         """Returns the columns of texts and ids, and of labels and scores if the role needs them."""
         negatives = self.negatives if role != "input" else ()
         return [
@@ -186,7 +169,7 @@ class RerankSection(SearchSection):
     def _labelled(self, role: str) -> bool:
         """Returns whether every row of a role needs labels. A held-out dev set is like `train`."""
         without = role == "train" and self.loss.kind in TEACHER and self.dev is not None
-        return needs_labels(role) and not without
+        return family.needs_labels(role) and not without
 
     def head(self, found: TextHeadSection | None, *, max_length: int) -> CrossEncoderSection:
         """Returns how the trained model scores pairs. `found` is the checkpoint's text head."""
@@ -194,7 +177,7 @@ class RerankSection(SearchSection):
         prefix = known.query_prefix if self.query_prefix is None else self.query_prefix
         return known.model_copy(update={"query_prefix": prefix, "max_length": max_length})
 
-    def open(self, request: DataRequest) -> Family:
+    def open(self, request: family.DataRequest) -> family.Family:
         """Opens the tables and directories.
 
         If there is no dev set, holds out some queries of the training set. Raises UserError for a
@@ -214,24 +197,24 @@ class RerankSection(SearchSection):
             else:
                 rows = lists[role] if role == "input" else joined(lists[role], role, notes)
                 splits[role] = RankingSplit(rows, **parts)
-            notes += count_notes(role, splits[role].findings)
+            notes += family.count_notes(role, splits[role].findings)
         chosen_by = splits.get("dev") if "train" in request.roles else None
         if isinstance(chosen_by, RankingSplit) and chosen_by.undecided:
             raise UserError(
                 "rerank.dev_undecided",
-                "found no query with candidates of different labels, so every model has the same "
-                "score. Use queries with several candidates. To classify single pairs, use the "
-                "task table with text and pair.",
+                "found equal labels within each query. Add candidates, or use the task table.",
                 place="task.dev",
             )
-        return Family(
-            heads=task_heads("sequence_classification", labels=(OUTPUT,), cross_encoder=head),
+        return family.Family(
+            heads=family.task_heads(
+                "sequence_classification", labels=(OUTPUT,), cross_encoder=head
+            ),
             best_metric=FIGURES[0],
             splits=dict(splits),
             notes=tuple(notes),
             score=_score,
             scored=("label", "prediction", "ranks", "text", "pair"),
-            write_official=no_benchmark("rerank"),
+            write_official=family.no_benchmark("rerank"),
             view=_view,
             constant=by_id,
         )
@@ -241,8 +224,7 @@ class RerankSection(SearchSection):
         if role == "dev" and self.label is None and not self.negatives:
             raise UserError(
                 "rerank.no_dev_labels",
-                "missing, but dev is a table. Set it to a column of labels, or set dev to a "
-                "directory with queries.jsonl, corpus.jsonl and qrels.",
+                f"missing, but dev is a table. Set it to a column, or dev to {DIRECTORY}.",
                 place="task.label",
             )
         columns = CandidateColumns(
@@ -262,7 +244,7 @@ class RerankSection(SearchSection):
         return row.query
 
     def _training_rows(
-        self, rows: Sequence[Candidates], request: DataRequest, notes: list[str]
+        self, rows: Sequence[Candidates], request: family.DataRequest, notes: list[str]
     ) -> Sequence[Candidates]:
         """Returns lists for a loss over lists, and single pairs otherwise.
 
@@ -274,7 +256,7 @@ class RerankSection(SearchSection):
             most = self.candidates_per_query
             longer = sum(len(each.documents) > most for each in rows)
             what = f"of {len(rows):,} queries have more than {most} candidates, which are sampled"
-            notes += count_notes("train", {f"{what} (task.candidates_per_query)": longer})
+            notes += family.count_notes("train", {f"{what} (task.candidates_per_query)": longer})
             rows = [shortened(each, most, seed=request.seed) for each in rows]
         if self.loss.kind in TEACHER:
             rows = [each._replace(grades=each.scores) for each in rows]
@@ -286,8 +268,7 @@ class RerankSection(SearchSection):
         if all(len({*each}) < 2 for each in of_each):
             raise UserError(
                 "rerank.no_lists",
-                f"found {self.loss.kind}, but no query of train has candidates to compare. Use "
-                "bce or mse, or add candidates.",
+                f"found {self.loss.kind}, but no query has candidates to compare. Use bce or mse.",
                 place="task.loss.kind",
             )
         return rows
@@ -297,18 +278,20 @@ def joined(rows: Sequence[Candidates], role: str, notes: list[str]) -> list[Cand
     """Joins the rows of equal queries. Adds a note if they contradict each other."""
     found = grouped(rows)
     what = "documents have another label in a later row of the same query, which counts"
-    notes += count_notes(role, {what: conflicts(rows, found)})
+    notes += family.count_notes(role, {what: conflicts(rows, found)})
     return found
 
 
-def _score(records: Sequence[Record]) -> dict[str, float]:
+def _score(records: Sequence[family.Record]) -> dict[str, float]:
     """Returns the scores of labelled records, {} if there are none."""
     labelled = [record for record in records if record["label"] is not None]
     return retrieval.retrieval_figures(rankings(labelled), FIGURES) if labelled else {}
 
 
 def _view(
-    split: Split, records: Sequence[Record], predict: Callable[[Split], list[Record]]
+    split: family.Split,
+    records: Sequence[family.Record],
+    predict: Callable[[family.Split], list[family.Record]],
 ) -> "View":
     """Returns the rankings of some queries, see `Family.view`."""
     from bert_jax.report.finetuning.rankings import rankings_view

@@ -23,6 +23,7 @@ PASSAGES: Final = "corpus"
 RELEVANCE: Final = "qrels"
 CANDIDATES: Final = "candidates"
 PARTS: Final = (QUERIES, PASSAGES, RELEVANCE)
+DIRECTORY: Final = "a directory with queries.jsonl, corpus.jsonl and qrels"  # in messages
 _BM25: Final = "bm25"  # folder of the candidates in NanoBEIR
 
 

@@ -88,9 +88,8 @@ def read_tuples(
             ):
                 raise UserError(
                     "embedding.score_ignored",
-                    f'found the column "{column}" in {row.path}, but the loss info_nce takes '
-                    "every pair as texts that fit. Keep these pairs, without the column. Or use "
-                    "the kind embedding with the loss cosent or cosine.",
+                    f'found "{column}" in {row.path}, but info_nce takes each pair as fitting. '
+                    "Remove the column, or use cosent or cosine.",
                     place="task.score",
                 )
         texts = tuple(text_of(row, name) for _, name in columns.texts)
@@ -108,26 +107,22 @@ def text_of(row: TableRow, column: str) -> str:
     """Returns the text in a column. Raises RowError if it is empty or not a text."""
     found = row.text(column)
     if not found.strip():
-        raise RowError(
-            "embedding.empty_text",
-            "found an empty text, allowed: one or more words",
-            place=f'{row.place}: column "{column}"',
+        raise RowError.wrong(
+            "embedding.empty_text", "an empty text", "one or more words", place=row.at(column)
         )
     return found
 
 
 def _score(row: TableRow, columns: TupleColumns) -> float | None:
-    if columns.score is None:
+    if (column := columns.score) is None:
         return None
-    label, (low, high) = row.values.get(columns.score), columns.score_range
+    label, (low, high) = row.values.get(column), columns.score_range
     if label in (None, "") and not columns.score_needed:
         return None
     number = number_of(label)
     if number is None or not low <= number <= high:
-        raise RowError(
-            "embedding.score",
-            f"found the score {label!r}, allowed: {low:g} to {high:g} (task.score_range)",
-            place=f'{row.place}: column "{columns.score}"',
+        raise RowError.wrong(
+            "embedding.score", f"{label!r}", f"{low:g} to {high:g}", place=row.at(column)
         )
     return scaled(number, columns.score_range)
 
@@ -153,10 +148,8 @@ def teacher_of(row: TableRow, columns: TeacherColumns, widths: list[int]) -> np.
         wanted = counted(allowed[0], "number") if allowed else "a list of numbers"
         if columns.margins:
             wanted += f", or {counted(allowed[0] - 1, 'difference')} to the first one"
-        raise RowError(
-            "embedding.teacher",
-            f"found {values!s:.60}, allowed: {wanted}",
-            place=f'{row.place}: column "{columns.names[0]}"',
+        raise RowError.wrong(
+            "embedding.teacher", f"{values!s:.60}", wanted, place=row.at(columns.names[0])
         )
     return numbers
 

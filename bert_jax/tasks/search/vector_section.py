@@ -15,7 +15,7 @@ from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_colum
 from bert_jax.tasks import family
 from bert_jax.tasks.scores import figures
 from bert_jax.tasks.search import retrieval
-from bert_jax.tasks.search.directory import read_retrieval
+from bert_jax.tasks.search.directory import DIRECTORY, read_retrieval
 from bert_jax.tasks.search.section import SearchSection
 from bert_jax.tasks.search.tuples import (
     SCORES,
@@ -29,7 +29,6 @@ from bert_jax.tasks.search.tuples import (
 from bert_jax.text.tokenizer import Tokenizer
 
 SPEARMAN: Final = ("spearman", "pearson")
-_DIRECTORY: Final = "a directory with queries.jsonl, corpus.jsonl and qrels"
 TAUGHT: Final = ("margin_mse", "kl")  # losses that learn a teacher's scores
 
 
@@ -207,7 +206,7 @@ class VectorSearchSection(SearchSection):
         if self.positive is None:
             raise UserError(
                 "embedding.no_pairs",
-                f"missing, but {role} is a table. Set it to a column, or {role} to {_DIRECTORY}.",
+                f"missing, but {role} is a table. Set it to a column, or {role} to {DIRECTORY}.",
                 place="task.positive",
             )
         return self.positive
@@ -224,7 +223,7 @@ class VectorSearchSection(SearchSection):
         if self.loss.single and self.dev is None and "dev" in request.roles:
             raise UserError(
                 "embedding.no_dev",
-                f"missing, but single texts have no scores. Set it to pairs or {_DIRECTORY}.",
+                f"missing, but single texts have no scores. Set it to pairs or {DIRECTORY}.",
                 place="task.dev",
             )
         notes: list[str] = []

@@ -104,10 +104,7 @@ def checked_file(
             raise UserError.wrong("squad.repeated_id", shown, "each id once", place=place)
         if question.answers is None and needs_answers:
             raise UserError.wrong(
-                "squad.no_answers",
-                "none",
-                "one, or is_impossible in 2.0",
-                place=f"{place}: answers",
+                "squad.no_answers", "none", "one, or is_impossible", place=f"{place}: answers"
             )
         found.append(question)
     if not found:
