@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from bert_jax.encoders.build import model_type
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.model.kernel_limits import Limit, Part, cudnn_limit
+from bert_jax.model.kernel_limits import KernelUse, Limit, Part, cudnn_limit
 from bert_jax.model.layer_stack import default_unroll
 from bert_jax.model.section import AttentionImplementation, Execution
 from bert_jax.parallel.accelerators import takes_cudnn_attention, takes_kernels, vmem_bytes
@@ -49,7 +49,8 @@ def choose(
         return _choose_cudnn(asked, device, cudnn_limit(architecture, execution))
     parts = {axis: axis_parts(mesh, axis) for axis in ("heads", "mlp", "vocab")}
     vmem = vmem_bytes(device)
-    limit = model_type(architecture).limit(part, execution, architecture, parts, longest, vmem)
+    use = KernelUse(part, execution, architecture, parts, longest, vmem)
+    limit = model_type(architecture).limit(use)
     if limit is not None and asked == "fused":
         raise _unsupported(part, asked, limit)
     if limit is not None:
@@ -90,7 +91,7 @@ def second_execution(
     The row length and the mesh are not known here. A kernel must support the longest rows, on every
     mesh on which the kernel of the model `first`, for which `execution` was resolved, can run.
     """
-    limit, longest = model_type(architecture).limit, architecture.max_position_embeddings
+    longest = architecture.max_position_embeddings
     heads = math.gcd(first.key_heads, architecture.key_heads)
     meshes: list[dict[str, int]] = [
         dict.fromkeys(("heads", "mlp", "vocab"), parts)
@@ -101,9 +102,12 @@ def second_execution(
     def runs(part: Part) -> bool:
         if getattr(execution, part) == "cudnn":
             return cudnn_limit(architecture, execution) is None
-        of_first = model_type(first).limit
-        used = [each for each in meshes if not of_first(part, execution, first, each, 1, None)]
-        return not any(limit(part, execution, architecture, each, longest, None) for each in used)
+
+        def limit(of: EncoderArchitecture, mesh: dict[str, int], longest: int) -> Limit | None:
+            return model_type(of).limit(KernelUse(part, execution, of, mesh, longest, None))
+
+        used = [each for each in meshes if limit(first, each, 1) is None]
+        return not any(limit(architecture, each, longest) for each in used)
 
     changes = {part: "xla" for part in get_args(Part) if not runs(part)}
     return execution.model_copy(update=changes)

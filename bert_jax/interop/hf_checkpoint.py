@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 from etils import epath
 
 from bert_jax.encoders.hf_format import ClassHeads, HfFormat
 from bert_jax.errors import UserError, commas, one_of
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, shown
-from bert_jax.interop import hf_config, tensor_conversion
+from bert_jax.interop import hf_config
+from bert_jax.interop import tensor_conversion as tensors
 from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
 from bert_jax.interop.hf_weights import HfWeights
-from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
+from bert_jax.interop.safetensors_file import WEIGHTS, write_params
 from bert_jax.interop.sources import ADAPTER, GENERATOR_CONFIG
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import PRETRAINED_HEADS, SIZES, HeadsSection
@@ -31,7 +31,7 @@ def is_hf(directory: Path) -> bool:
     return any((directory / name).exists() for name in (CONFIG, ADAPTER))
 
 
-def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_conversion.Pretrained:
+def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensors.Pretrained:
     """Reads a Hugging Face checkpoint with all of its heads.
 
     The embedding may have more rows than the tokenizer has pieces. Hugging Face's softmax includes
@@ -61,9 +61,9 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
     _check_labels(weights, found.format, heads, source)
     params, names = _read_params(weights, found.format, architecture, heads)
     unread = sorted(weights.specs.keys() - names)
-    reasons = {name: tensor_conversion.reason_to_ignore(name, ignored) for name in unread}
+    reasons = {name: tensors.reason_to_ignore(name, ignored) for name in unread}
     generator = read_generator(directory, architecture)
-    return tensor_conversion.Pretrained(
+    return tensors.Pretrained(
         architecture,
         heads,
         params,
@@ -77,9 +77,7 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
     )
 
 
-def write_hf(
-    directory: Path, model: tensor_conversion.Pretrained, *, kind: str | None = None
-) -> str:
+def write_hf(directory: Path, model: tensors.Pretrained, *, kind: str | None = None) -> str:
     """Writes a checkpoint for `from_pretrained`, tensor by tensor. Returns the name of its class.
 
     Args:
@@ -98,15 +96,9 @@ def write_hf(
     name, wanted = _choose(format, kind, model)
     heads = hf_config.heads_of(format, wanted, model.heads)
     prefix = "" if wanted == ClassHeads() else format.prefix
-    definition = tensor_conversion.definition_of(architecture, heads)
+    definition = tensors.definition_of(architecture, heads)
     placements = _placements(format, prefix, definition, architecture, heads)
-    specs = {
-        each.name: tensor_conversion.TensorSpec(each.shape, np.dtype(np.float32))
-        for each in placements
-    }
-    write_safetensors(
-        directory / WEIGHTS, specs, tensor_conversion.their_tensors(model.params, placements)
-    )
+    write_params(directory / WEIGHTS, model.params, placements)
     config = hf_config.write_config(architecture, heads, name=name, special=model.tokenizer.special)
     write_whole(epath.Path(directory / CONFIG), (json.dumps(config, indent=2) + "\n").encode())
     write_hf_tokenizer(
@@ -121,7 +113,7 @@ def write_hf(
 class Generator(NamedTuple):
     """The generator beside a model, or no files and parameters."""
 
-    params: tensor_conversion.Params | None = None
+    params: tensors.Params | None = None
     settings: Mapping[str, Any] = {}  # of `objective.generator`
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
@@ -156,13 +148,11 @@ def read_generator(directory: Path, model: EncoderArchitecture) -> Generator:
 
 def _read_params(
     weights: HfWeights, format: HfFormat, architecture: EncoderArchitecture, heads: HeadsSection
-) -> tuple[tensor_conversion.Params, set[str]]:
+) -> tuple[tensors.Params, set[str]]:
     """Returns the parameters of a model with heads, and the names of the tensors that they read."""
-    definition = tensor_conversion.definition_of(architecture, heads)
+    definition = tensors.definition_of(architecture, heads)
     placements = _placements(format, weights.prefix, definition, architecture, heads)
-    params = tensor_conversion.read_params(
-        weights, placements, definition.params, ignored=format.ignored
-    )
+    params = tensors.read_params(weights, placements, definition.params, ignored=format.ignored)
     return params, {each.name for each in placements}
 
 
@@ -172,14 +162,14 @@ def _placements(
     definition: ModelDefinition,
     architecture: EncoderArchitecture,
     heads: HeadsSection,
-) -> list[tensor_conversion.Placement]:
+) -> list[tensors.Placement]:
     """Returns a placement for each Hugging Face tensor."""
     rules = format.names(prefix, heads.task)
-    return tensor_conversion.expand(rules, definition, architecture=architecture)
+    return tensors.expand(rules, definition, architecture=architecture)
 
 
 def _choose(
-    format: HfFormat, name: str | None, model: tensor_conversion.Pretrained
+    format: HfFormat, name: str | None, model: tensors.Pretrained
 ) -> tuple[str, ClassHeads]:
     allowed = hf_config.classes_for(format, model.heads, model_type=model.model_type)
     for each, wanted in allowed.items():

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,14 @@ import safetensors
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_errors
 from bert_jax.files.read import require_file
-from bert_jax.interop.tensor_conversion import TensorSpec, damaged, wrong_type
+from bert_jax.interop.tensor_conversion import (
+    Params,
+    Placement,
+    TensorSpec,
+    damaged,
+    their_tensors,
+    wrong_type,
+)
 
 WEIGHTS: Final = "model.safetensors"
 
@@ -113,6 +120,12 @@ def write_safetensors(
             file.write(numbers)
         file.seek(8 + encoded.index(_NO_CHECKSUM))
         file.write(found.hexdigest().encode())
+
+
+def write_params(path: Path, params: Params, placements: Sequence[Placement]) -> None:
+    """Writes our parameters as float32 tensors under their names in the other format."""
+    specs = {each.name: TensorSpec(each.shape, np.dtype(np.float32)) for each in placements}
+    write_safetensors(path, specs, their_tensors(params, placements))
 
 
 def _hash_of_header(encoded: bytes) -> "hashlib._Hash":

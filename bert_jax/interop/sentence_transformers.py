@@ -13,7 +13,7 @@ from bert_jax.errors import UserError, commas
 from bert_jax.files.read import read_json_object
 from bert_jax.interop import sentence_transformers_files as st_files
 from bert_jax.interop import sentence_transformers_sections as sections
-from bert_jax.interop import tensor_conversion
+from bert_jax.interop import tensor_conversion as tensors
 from bert_jax.interop.dense_module import read_dense, read_projection, write_dense
 from bert_jax.interop.hf_checkpoint import CONFIG, read_hf
 from bert_jax.interop.sources import MODULES
@@ -50,7 +50,7 @@ def encoder_directory(directory: Path) -> Path:
 
 def read_sentence_transformers(
     directory: Path, *, tokenizer: Tokenizer | None = None
-) -> tensor_conversion.Pretrained:
+) -> tensors.Pretrained:
     """Reads a model of sentence embeddings with its encoder.
 
     Args:
@@ -106,7 +106,7 @@ def read_sentence_transformers(
     )
 
 
-def write_sentence_transformers(directory: Path, model: tensor_conversion.Pretrained) -> None:
+def write_sentence_transformers(directory: Path, model: tensors.Pretrained) -> None:
     """Writes the files beside a checkpoint of `write_hf`, for sentence-transformers 5 and 6.
 
     The model has `HeadsSection.embedding`. A learned temperature is not written. Raises UserError

@@ -15,7 +15,7 @@ from bert_jax.encoders.bert import google
 from bert_jax.encoders.bert.section import ACTIVATIONS, BertArchitecture
 from bert_jax.errors import UserError, commas
 from bert_jax.files.atomic import write_whole
-from bert_jax.interop import tensor_conversion
+from bert_jax.interop import tensor_conversion as tensors
 from bert_jax.interop.tf_bundle import INDEX, TfBundle, write_bundle
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
@@ -37,7 +37,7 @@ def is_tf(path: epath.PathLike) -> bool:
 
 def read_tf(
     path: epath.PathLike, *, tokenizer: Tokenizer, with_moments: bool = True
-) -> tensor_conversion.Pretrained:
+) -> tensors.Pretrained:
     """Reads a checkpoint of google-research/bert with all of its heads.
 
     ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
@@ -62,13 +62,11 @@ def read_tf(
         for each in placements
         for suffix in (google.MU, google.NU)
     }
-    reasons = {
-        name: tensor_conversion.reason_to_ignore(name, google.IGNORED) for name in source.specs
-    }
-    return tensor_conversion.Pretrained(
+    reasons = {name: tensors.reason_to_ignore(name, google.IGNORED) for name in source.specs}
+    return tensors.Pretrained(
         architecture,
         heads,
-        tensor_conversion.read_params(source, placements, ours, ignored=google.IGNORED | moments),
+        tensors.read_params(source, placements, ours, ignored=google.IGNORED | moments),
         tokenizer,
         moments=_read_moments(source, _trained(placements, heads), ours) if with_moments else None,
         step=_read_global_step(source),
@@ -77,7 +75,7 @@ def read_tf(
     )
 
 
-def write_tf(directory: epath.PathLike, model: tensor_conversion.Pretrained) -> None:
+def write_tf(directory: epath.PathLike, model: tensors.Pretrained) -> None:
     """Writes a checkpoint for google-research/bert.
 
     The tokenizer's casing is stored in tokenizer_config.json; google-research/bert has a flag for
@@ -105,10 +103,10 @@ def write_tf(directory: epath.PathLike, model: tensor_conversion.Pretrained) -> 
 
 def _placements(
     architecture: EncoderArchitecture, heads: HeadsSection
-) -> tuple[tensor_conversion.Params, Sequence[tensor_conversion.Placement]]:
+) -> tuple[tensors.Params, Sequence[tensors.Placement]]:
     """Returns the shapes of our parameters, and a placement for each TensorFlow variable."""
-    definition = tensor_conversion.definition_of(architecture, heads)
-    return definition.params, tensor_conversion.expand(
+    definition = tensors.definition_of(architecture, heads)
+    return definition.params, tensors.expand(
         google.names(heads.task), definition, architecture=architecture
     )
 
@@ -144,8 +142,8 @@ def _find_heads(source: TfBundle) -> HeadsSection:
 
 
 def _trained(
-    placements: Sequence[tensor_conversion.Placement], heads: HeadsSection
-) -> list[tensor_conversion.Placement]:
+    placements: Sequence[tensors.Placement], heads: HeadsSection
+) -> list[tensors.Placement]:
     """Returns the placements of variables that have moments.
 
     The pooler of `run_squad.py` has no gradient, and `optimization.py` makes no moments for a
@@ -155,16 +153,12 @@ def _trained(
     return [each for each in placements if not (squad and each.name.startswith(_POOLER))]
 
 
-def _suffixed(
-    placements: Sequence[tensor_conversion.Placement], suffix: str
-) -> list[tensor_conversion.Placement]:
+def _suffixed(placements: Sequence[tensors.Placement], suffix: str) -> list[tensors.Placement]:
     return [each._replace(name=each.name + suffix) for each in placements]
 
 
 def _read_moments(
-    source: TfBundle,
-    trained: Sequence[tensor_conversion.Placement],
-    shapes: tensor_conversion.Params,
+    source: TfBundle, trained: Sequence[tensors.Placement], shapes: tensors.Params
 ) -> MomentsState | None:
     """Returns the moments, or None if the checkpoint has none.
 
@@ -173,11 +167,9 @@ def _read_moments(
     if not any(name.endswith((google.MU, google.NU)) for name in source.specs):
         return None
 
-    def read(suffix: str) -> tensor_conversion.Params:
+    def read(suffix: str) -> tensors.Params:
         others = {name: "not this moment" for name in source.specs if not name.endswith(suffix)}
-        return tensor_conversion.read_params(
-            source, _suffixed(trained, suffix), shapes, ignored=others
-        )
+        return tensors.read_params(source, _suffixed(trained, suffix), shapes, ignored=others)
 
     return MomentsState(mu=read(google.MU), nu=read(google.NU))
 
@@ -188,25 +180,23 @@ def _read_global_step(source: TfBundle) -> int | None:
         return None
     if spec.shape != () or spec.dtype not in (np.dtype(np.int64), np.dtype(np.int32)):
         what = f"is {spec.dtype}{list(spec.shape)}, allowed: int64[]"
-        raise tensor_conversion.tensor_error(
-            "tensor.global_step", source.path, google.GLOBAL_STEP, what
-        )
+        raise tensors.tensor_error("tensor.global_step", source.path, google.GLOBAL_STEP, what)
     return int(source.read(google.GLOBAL_STEP))
 
 
 def _tensors(
-    placements: Sequence[tensor_conversion.Placement], model: tensor_conversion.Pretrained
+    placements: Sequence[tensors.Placement], model: tensors.Pretrained
 ) -> Iterator[tuple[str, np.ndarray]]:
-    yield from tensor_conversion.their_tensors(model.params, placements)
+    yield from tensors.their_tensors(model.params, placements)
     if model.moments is not None:
         trained = _trained(placements, model.heads)
-        yield from tensor_conversion.their_tensors(model.moments.mu, _suffixed(trained, google.MU))
-        yield from tensor_conversion.their_tensors(model.moments.nu, _suffixed(trained, google.NU))
+        yield from tensors.their_tensors(model.moments.mu, _suffixed(trained, google.MU))
+        yield from tensors.their_tensors(model.moments.nu, _suffixed(trained, google.NU))
     if model.step is not None:
         yield google.GLOBAL_STEP, np.asarray(model.step, np.int64)
 
 
-def _check_expressible(model: tensor_conversion.Pretrained) -> BertArchitecture:
+def _check_expressible(model: tensors.Pretrained) -> BertArchitecture:
     """Raises UserError for settings that google-research/bert would silently ignore."""
     architecture, heads, tokenizer = model.architecture, model.heads, model.tokenizer
     if not isinstance(architecture, BertArchitecture):

@@ -34,6 +34,8 @@ class EncoderArchitecture(Section):
     """Tasks whose head reads the pooler. The next-sentence head always reads it."""
     attention_dropout_setting: ClassVar[str] = "attention_probs_dropout_prob"
     """The setting with the dropout rate of attention weights."""
+    dropout_settings: ClassVar[tuple[str, ...]]
+    """The settings with dropout rates of the encoder."""
     relative_scores: ClassVar[bool] = False
     """Whether attention scores have terms beside the product of query and key."""
     rotary_setting: ClassVar[str | None] = None
@@ -103,9 +105,9 @@ class EncoderArchitecture(Section):
         """Returns the architecture with some settings changed."""
         return type(self).model_validate({**self.model_dump(), **changes})
 
-    @abc.abstractmethod
     def with_dropout(self, rate: float) -> EncoderArchitecture:
         """Returns the architecture with the same dropout rate everywhere."""
+        return self.model_copy(update=dict.fromkeys(self.dropout_settings, rate))
 
     @abc.abstractmethod
     def forward_flops(
@@ -137,6 +139,10 @@ class EncoderArchitecture(Section):
 
 class PostNormArchitecture(EncoderArchitecture):
     """The architecture of the encoders that share BERT's post-LayerNorm layers."""
+
+    dropout_settings = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    fixed_head_act: ClassVar[Activation | None] = None
+    """Activation of the MLM head. None: the activation of the FFN."""
 
     intermediate_size: int = pydantic.Field(ge=1, le=1 << 18)
     """Width of the hidden layer of the FFN."""
@@ -178,12 +184,7 @@ class PostNormArchitecture(EncoderArchitecture):
     @property
     def head_act(self) -> Activation:
         """Activation of the MLM head."""
-        return self.hidden_act
-
-    def with_dropout(self, rate: float) -> PostNormArchitecture:
-        """Returns the architecture with the same dropout rate for hidden states and attention."""
-        rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
-        return self.model_copy(update=rates)
+        return self.fixed_head_act or self.hidden_act
 
     def forward_flops(
         self, *, seq_length: int, read: int | None = None, predictions: int = 0, pooled: int = 0

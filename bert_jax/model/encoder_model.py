@@ -20,7 +20,7 @@ from bert_jax.model.heads import (
     ReplacedTokenHead,
     TaskHead,
 )
-from bert_jax.model.kernel_limits import Limit, Part
+from bert_jax.model.kernel_limits import KernelUse, Limit
 from bert_jax.model.late_interaction_head import LateInteractionHead
 from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.pooling import position_of
@@ -120,24 +120,8 @@ class EncoderModel(nnx.Module):
 
     @staticmethod
     @abc.abstractmethod
-    def limit(
-        part: Part,
-        execution: Execution,
-        architecture: Any,
-        parts: Mapping[str, int],
-        longest: int,
-        vmem: int | None,
-    ) -> Limit | None:
-        """Returns why the kernel of a part cannot run, or None if it can.
-
-        Args:
-            part: setting of `Execution`.
-            execution: settings.
-            architecture: sizes of the model.
-            parts: number of devices over which the logical axes heads, mlp and vocab are split.
-            longest: length of the longest rows in tokens.
-            vmem: bytes of VMEM of a core, or None if the device is not known or has none.
-        """
+    def limit(use: KernelUse) -> Limit | None:
+        """Returns why a kernel cannot run, or None if it can."""
 
     def hidden(
         self,

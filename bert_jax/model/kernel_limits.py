@@ -1,6 +1,7 @@
 """The sizes and settings that the kernels of all encoders support."""
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
@@ -18,6 +19,26 @@ class Limit(NamedTuple):
 
     found: str  # unsupported size or setting: ``a hidden size of 100``
     allowed: str  # what the kernel supports: ``multiples of 128``
+
+
+class KernelUse(NamedTuple):
+    """The use of a kernel by a model.
+
+    Attributes:
+        part: setting of `Execution`.
+        execution: settings.
+        architecture: sizes of the model.
+        parts: number of devices over which the logical axes heads, mlp and vocab are split.
+        longest: length of the longest rows in tokens.
+        vmem: bytes of VMEM of a core, or None if the device is not known or has none.
+    """
+
+    part: Part
+    execution: Execution
+    architecture: Any
+    parts: Mapping[str, int]
+    longest: int
+    vmem: int | None
 
 
 def cudnn_limit(architecture: EncoderArchitecture, execution: Execution) -> Limit | None:

@@ -19,7 +19,7 @@ from bert_jax.model.attention import SelfAttention
 from bert_jax.model.dropout import TileFactors, tile_factors
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.gelu_project import GELUS, gelu_project
-from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
+from bert_jax.model.kernel_limits import KernelUse, Limit, loss_limit, norm_limit
 from bert_jax.model.layer_stack import (
     REMAT,
     default_unroll,
@@ -319,16 +319,9 @@ def shared_groups(groups: ParameterGroups, architecture: PostNormArchitecture) -
     )
 
 
-def post_norm_limit(
-    part: Part,
-    execution: Execution,
-    architecture: PostNormArchitecture,
-    parts: Mapping[str, int],
-    longest: int,
-    vmem: int | None,
-) -> Limit | None:
-    """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
-    del vmem  # all supported rows fit
+def post_norm_limit(use: KernelUse) -> Limit | None:
+    """Returns why a kernel cannot run, see `EncoderModel.limit`. All supported rows fit VMEM."""
+    part, execution, architecture, parts, longest, _ = use
     width, itemsize = architecture.hidden_size, jnp.dtype(execution.dtype).itemsize
     if part == "norm":
         return norm_limit(architecture)

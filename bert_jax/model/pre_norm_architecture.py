@@ -18,6 +18,7 @@ class PreNormArchitecture(EncoderArchitecture):
     """
 
     attention_dropout_setting = "attention_dropout"
+    dropout_settings = ("embedding_dropout", "attention_dropout", "mlp_dropout")
     rotary_setting = "rope_theta"
     subtracts_mean: ClassVar[bool] = False
     """Whether norms are LayerNorm. Otherwise they are RMSNorm (arXiv 1910.07467)."""
@@ -84,11 +85,6 @@ class PreNormArchitecture(EncoderArchitecture):
                 "modernbert.odd", self.hidden_size, allowed, place="hidden_size"
             )
         return self
-
-    def with_dropout(self, rate: float) -> PreNormArchitecture:
-        """Returns the architecture with the same dropout rate everywhere."""
-        rates = ("embedding_dropout", "attention_dropout", "mlp_dropout")
-        return self.model_copy(update=dict.fromkeys(rates, rate))
 
     def forward_flops(
         self, *, seq_length: int, read: int | None = None, predictions: int = 0, pooled: int = 0

@@ -1,6 +1,5 @@
 """The model of the encoders with pre-norm layers, without the modules before their task heads."""
 
-from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from jaxtyping import Array, Float, Int
@@ -11,7 +10,7 @@ from bert_jax.kernels.rotary_attention_tiles import WIDEST_WINDOW, longest_row
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.gated_project import GATES
 from bert_jax.model.heads import HEAD_GROUPS, TaskHead
-from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
+from bert_jax.model.kernel_limits import KernelUse, Limit, loss_limit, norm_limit
 from bert_jax.model.pooling import pooled_states
 from bert_jax.model.pre_norm import PreNormEncoder
 from bert_jax.model.pre_norm_architecture import PreNormArchitecture
@@ -75,42 +74,27 @@ class PreNormModel(EncoderModel):
         return hidden_BLD
 
     @staticmethod
-    def limit(
-        part: Part,
-        execution: Execution,
-        architecture: PreNormArchitecture,
-        parts: Mapping[str, int],
-        longest: int,
-        vmem: int | None,
-    ) -> Limit | None:
-        """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
-        if part == "loss":
-            return loss_limit(architecture, execution, vocab_parts=parts["vocab"])
-        if part == "norm":
-            return norm_limit(architecture)
-        if part == "ffn":
-            return _ffn_limit(architecture, execution)
-        return _attention_limit(
-            architecture, execution, parts=parts["heads"], most=longest_row(vmem), longest=longest
-        )
+    def limit(use: KernelUse) -> Limit | None:
+        """Returns why a kernel cannot run, see `EncoderModel.limit`."""
+        if use.part == "loss":
+            return loss_limit(use.architecture, use.execution, vocab_parts=use.parts["vocab"])
+        if use.part == "norm":
+            return norm_limit(use.architecture)
+        if use.part == "ffn":
+            return _ffn_limit(use.architecture, use.execution)
+        return _attention_limit(use.architecture, use)
 
 
-def _attention_limit(
-    architecture: PreNormArchitecture,
-    execution: Execution,
-    *,
-    parts: int,
-    most: int,
-    longest: int,
-) -> Limit | None:
+def _attention_limit(architecture: PreNormArchitecture, use: KernelUse) -> Limit | None:
     if architecture.attention_dropout:
         return Limit(f"attention_dropout: {architecture.attention_dropout}", "0")
-    columns, heads = architecture.head_dim, architecture.num_attention_heads // parts
-    if columns not in HEAD_COLUMNS or heads * columns % LANES or execution.dtype != "bfloat16":
-        found = f"{heads} heads of {columns} columns on a device in {execution.dtype}"
+    columns, dtype = architecture.head_dim, use.execution.dtype
+    heads = architecture.num_attention_heads // use.parts["heads"]
+    if columns not in HEAD_COLUMNS or heads * columns % LANES or dtype != "bfloat16":
+        found = f"{heads} heads of {columns} columns on a device in {dtype}"
         return Limit(found, "pairs of 64-column heads, or 128-column heads, in bfloat16")
-    if longest > most:
-        return Limit(f"rows of {longest} tokens", f"up to {most}")
+    if use.longest > (most := longest_row(use.vmem)):
+        return Limit(f"rows of {use.longest} tokens", f"up to {most}")
     windows = map(architecture.window_of, range(architecture.period))
     for window in windows:
         if window is not None and window not in WINDOWS:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bert_jax.encoders.build import model_type
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.model.kernel_limits import Part
+from bert_jax.model.kernel_limits import KernelUse, Part
 from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -79,8 +79,8 @@ def refused(
     """
     execution = Execution.model_validate({"dtype": dtype})
     split = {"heads": parts, "mlp": parts, "vocab": parts}
-    limit = model_type(architecture).limit(part, execution, architecture, split, length, None)
-    return limit is not None
+    use = KernelUse(part, execution, architecture, split, length, None)
+    return model_type(architecture).limit(use) is not None
 
 
 def assert_near(found: Any, expected: Any, *, error: float = 2e-5) -> None:

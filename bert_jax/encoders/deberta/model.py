@@ -1,7 +1,5 @@
 """DeBERTa: the post-LayerNorm encoder with disentangled attention."""
 
-from collections.abc import Mapping
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -12,7 +10,7 @@ from bert_jax.kernels.precision import precision_of
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.dropout import dropout
 from bert_jax.model.heads import HEAD_GROUPS, Pooler, ReplacedTokenHead
-from bert_jax.model.kernel_limits import Limit, Part
+from bert_jax.model.kernel_limits import KernelUse, Limit
 from bert_jax.model.layers import ACTIVATIONS, LayerNorm, subkey
 from bert_jax.model.post_norm import POST_NORM_GROUPS, post_norm_limit
 from bert_jax.model.post_norm_model import PostNormModel
@@ -66,21 +64,14 @@ class Deberta(PostNormModel):
         self.pooler_dropout = architecture.pooler_dropout
 
     @staticmethod
-    def limit(
-        part: Part,
-        execution: Execution,
-        architecture: DebertaArchitecture,
-        parts: Mapping[str, int],
-        longest: int,
-        vmem: int | None,
-    ) -> Limit | None:
-        """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
-        if part == "attention" and vmem is not None and vmem < LEAST_VMEM:
+    def limit(use: KernelUse) -> Limit | None:
+        """Returns why a kernel cannot run, see `EncoderModel.limit`."""
+        if use.part == "attention" and use.vmem is not None and use.vmem < LEAST_VMEM:
             allowed = f"at least {LEAST_VMEM >> 20} MiB, as on v5e, v5p and v6e"
-            return Limit(f"{vmem >> 20} MiB of VMEM", allowed)
-        if part == "attention" and longest > LONGEST:
-            return Limit(f"rows of {longest} tokens", f"up to {LONGEST}")
-        return post_norm_limit(part, execution, architecture, parts, longest, vmem)
+            return Limit(f"{use.vmem >> 20} MiB of VMEM", allowed)
+        if use.part == "attention" and use.longest > LONGEST:
+            return Limit(f"rows of {use.longest} tokens", f"up to {LONGEST}")
+        return post_norm_limit(use)
 
     def task_states(
         self, hidden_BLD: Array, segment_ids: Array, dropout_key: Array | None

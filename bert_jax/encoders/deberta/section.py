@@ -24,6 +24,7 @@ class DebertaArchitecture(FactorisedArchitecture):
 
     kind = "deberta"
     pooled_heads = frozenset({"sequence_classification", "multiple_choice"})
+    dropout_settings = (*FactorisedArchitecture.dropout_settings, "pooler_dropout")
     relative_scores = True
     generator_ratios = (1.0, 0.5)
 
@@ -91,11 +92,6 @@ class DebertaArchitecture(FactorisedArchitecture):
             found, allowed = self.position_buckets, f"0, or 4 to {max(4, 2 * longest - 3)}"
             raise SettingError.wrong("deberta.buckets", found, allowed, place="position_buckets")
         return self
-
-    def with_dropout(self, rate: float) -> Self:
-        """Returns the architecture with the same dropout rate everywhere."""
-        changes = super().with_dropout(rate).model_dump()
-        return self.model_copy(update={**changes, "pooler_dropout": rate})
 
     def forward_flops(
         self, *, seq_length: int, read: int | None = None, predictions: int = 0, pooled: int = 0

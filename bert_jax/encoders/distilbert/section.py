@@ -12,6 +12,10 @@ class DistilBertArchitecture(PostNormArchitecture):
     """Sizes and settings that determine the parameters and the function of DistilBERT."""
 
     kind = "distilbert"
+    dropout_settings = (
+        *PostNormArchitecture.dropout_settings,
+        *("seq_classif_dropout", "qa_dropout"),
+    )
 
     type_vocab_size: int = pydantic.Field(default=0, ge=0, le=0)
     """DistilBERT has no token types."""
@@ -23,11 +27,6 @@ class DistilBertArchitecture(PostNormArchitecture):
     """Dropout rate before the head of sequence classification and of multiple choice."""
     qa_dropout: float = pydantic.Field(default=0.1, ge=0, lt=1)
     """Dropout rate before the head of question answering."""
-
-    def with_dropout(self, rate: float) -> PostNormArchitecture:
-        """Returns the architecture with the same dropout rate everywhere."""
-        heads = {"seq_classif_dropout": rate, "qa_dropout": rate}
-        return super().with_dropout(rate).model_copy(update=heads)
 
 
 class DistilBertArchitectureChanges(ArchitectureChanges, of=DistilBertArchitecture):

@@ -10,14 +10,10 @@ class ElectraArchitecture(FactorisedArchitecture):
     """Sizes and settings that determine the parameters and the function of ELECTRA."""
 
     kind = "electra"
+    fixed_head_act = "gelu_erf"
 
     hidden_act: Activation = "gelu_erf"
     """Activation of the FFN."""
-
-    @property
-    def head_act(self) -> Activation:
-        """Activation of the MLM head."""
-        return "gelu_erf"
 
 
 class ElectraArchitectureChanges(ArchitectureChanges, of=ElectraArchitecture):

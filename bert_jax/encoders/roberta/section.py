@@ -17,6 +17,7 @@ class RobertaArchitecture(PostNormArchitecture):
     """
 
     kind = "roberta"
+    fixed_head_act = "gelu_erf"
     pooled_heads = frozenset({"multiple_choice"})
 
     type_vocab_size: int = pydantic.Field(default=1, ge=1, le=1 << 10)
@@ -34,11 +35,6 @@ class RobertaArchitecture(PostNormArchitecture):
     def first_position(self) -> int:
         """Row of the position table for the first token. The rows before it are not used."""
         return self.padding_position + 1
-
-    @property
-    def head_act(self) -> Activation:
-        """Activation of the MLM head."""
-        return "gelu_erf"
 
 
 class RobertaArchitectureChanges(ArchitectureChanges, of=RobertaArchitecture):
