@@ -70,11 +70,8 @@ class SafetensorsFile:
             kind = "a safetensors file"
             raise damaged("weights.safetensors_damaged", path, kind, error) from error
         if checksum is not None and checksum != _sha256(path, checksum.encode()):
-            raise UserError(
-                "weights.checksum",
-                "its SHA-256 differs from its metadata. Copy it again.",
-                place=path,
-            )
+            differs = f"its SHA-256 differs from {_CHECKSUM} in its metadata. Copy it again."
+            raise UserError("weights.checksum", differs, place=path)
         for name, kind in kinds.items():
             if kind not in DTYPES:
                 raise wrong_type(self.path, name, kind, list(DTYPES))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from bert_jax.model import text_head
 from bert_jax.model.cross_entropy import Scored, scored_in_parts
 from bert_jax.model.embedding_head import EmbeddingHead, VectorHead
 from bert_jax.model.heads import (
@@ -26,18 +27,12 @@ from bert_jax.model.layers import gather_positions, subkey
 from bert_jax.model.pooling import position_of
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.model.sparse_head import SparseHead
-from bert_jax.model.text_head import (
-    PoolingSection,
-    SparseHeadSection,
-    TokenVectorsSection,
-    VectorHeadSection,
-)
 from bert_jax.parallel.parameter_groups import ParameterGroups
 
-VECTOR_HEADS: Mapping[type[VectorHeadSection], Callable[..., VectorHead[Any]]] = {
-    PoolingSection: EmbeddingHead,
-    SparseHeadSection: SparseHead,
-    TokenVectorsSection: LateInteractionHead,
+VECTOR_HEADS: Mapping[type[text_head.VectorHeadSection], Callable[..., VectorHead[Any]]] = {
+    text_head.PoolingSection: EmbeddingHead,
+    text_head.SparseHeadSection: SparseHead,
+    text_head.TokenVectorsSection: LateInteractionHead,
 }
 """The module of each kind of text head that encodes every text by itself."""
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from bert_jax.kernels import gelu_product
 from bert_jax.kernels.attention_tiles import longest_rows
 from bert_jax.kernels.pallas_call import PACKED
+from bert_jax.model import layer_stack
 from bert_jax.model.add_norm import add_norm
 from bert_jax.model.architecture import Activation, PostNormArchitecture, Sublayer
 from bert_jax.model.attention import SelfAttention
@@ -20,14 +21,6 @@ from bert_jax.model.dropout import TileFactors, tile_factors
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.gelu_project import GELUS, gelu_project
 from bert_jax.model.kernel_limits import KernelUse, Limit, loss_limit, norm_limit
-from bert_jax.model.layer_stack import (
-    REMAT,
-    default_unroll,
-    gathered_params,
-    scan_layers,
-    stacked,
-    without_last_layer,
-)
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
 from bert_jax.model.section import Execution, Remat
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
@@ -157,10 +150,10 @@ class PostNormEncoder(nnx.Module):
         layer = self.layer_type(architecture=architecture, execution=execution, causal=causal)
         self.sharing = architecture.sharing
         depths = {part: len(architecture.sharing_of(of)) for part, of in SUBLAYERS.items()}
-        self.layers = stacked(layer, depth=depths)
+        self.layers = layer_stack.stacked(layer, depth=depths)
         self.remat: Remat = execution.remat
         self.fused = "fused" in (execution.attention, execution.norm, execution.ffn)
-        self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
+        self.unroll = execution.unroll or layer_stack.default_unroll(self.depth, on_tpu=False)
 
     def seen(self, batch: Mapping[str, Array]) -> Any:
         """Returns what the attention of every layer reads beside the states: the segments."""
@@ -198,7 +191,7 @@ class PostNormEncoder(nnx.Module):
         if self.fused:
             # Pad once here: otherwise every kernel would pad its input and slice its output.
             queries_BQ = jnp.pad(queries_BQ, ((0, 0), (0, -wanted % PACKED)))
-        first, sizes, last = without_last_layer(params, sharing=self.sharing)
+        first, sizes, last = layer_stack.without_last_layer(params, sharing=self.sharing)
         if self.depth > 1:
             layers = first, self._dropout(None if keys is None else keys[:-1], segment_ids)
             x_BLD, _ = self._scan(x_BLD, seen, layers, sharing=sizes)
@@ -238,7 +231,7 @@ class PostNormEncoder(nnx.Module):
             return None, found.probabilities
 
         stack = stacked, entering_NBLD
-        return scan_layers(layer, None, stack, sharing=self.sharing, unroll=1)[1]
+        return layer_stack.scan_layers(layer, None, stack, sharing=self.sharing, unroll=1)[1]
 
     def _embedded(
         self,
@@ -253,7 +246,7 @@ class PostNormEncoder(nnx.Module):
     def _params(self) -> Any:
         """Returns the parameters of all layers, gathered for use."""
         reused = self.unroll < self.depth or len(self.sharing) < self.depth
-        return gathered_params(self.layers) if reused else nnx.state(self.layers)
+        return layer_stack.gathered_params(self.layers) if reused else nnx.state(self.layers)
 
     def _dropout_keys(self, dropout_key: Array | None) -> Array | None:
         """Returns the dropout keys of all layers, [layers, 3]."""
@@ -286,7 +279,7 @@ class PostNormEncoder(nnx.Module):
             return x, read(x)
 
         sizes, unroll = sharing or self.sharing, min(self.unroll, self.depth)
-        return scan_layers(layer, x_BLD, layers, sharing=sizes, unroll=unroll)
+        return layer_stack.scan_layers(layer, x_BLD, layers, sharing=sizes, unroll=unroll)
 
     def _layer(
         self,
@@ -302,7 +295,7 @@ class PostNormEncoder(nnx.Module):
             module = nnx.merge(nnx.graphdef(self.layers), params)
             return module(x_BLD, seen, dropout=dropout, queries_BQ=queries_BQ)
 
-        return REMAT[self.remat](layer)(x_BLD, of_layer)
+        return layer_stack.REMAT[self.remat](layer)(x_BLD, of_layer)
 
 
 POST_NORM_GROUPS: Final = (
