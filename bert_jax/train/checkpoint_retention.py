@@ -14,18 +14,8 @@ from bert_jax.errors import RunStopped, UserError, commas, first_line
 from bert_jax.files.read import is_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.parallel.same_settings import all_equal, require_same
+from bert_jax.train import checkpoint_manifest as manifest
 from bert_jax.train.agree_with_first_process import from_first_process
-from bert_jax.train.checkpoint_manifest import (
-    COMMITTED,
-    MANIFEST,
-    PARAMS,
-    Damage,
-    SelectionScore,
-    content_hash,
-    damage,
-    read_manifest,
-    replace_manifest,
-)
 from bert_jax.train.sections import CheckpointSection
 
 TEMPORARY: Final = ".orbax-checkpoint-tmp"  # suffix of a directory while Orbax writes it
@@ -37,7 +27,7 @@ class StepEntry(NamedTuple):
     problem: str | None  # reason if the checkpoint is incomplete or damaged
     finished: bool  # whether the save was completed
     parts: list[str]
-    score: SelectionScore | None
+    score: manifest.SelectionScore | None
 
 
 _ENTRIES: Final[Any] = pydantic.TypeAdapter(dict[int, StepEntry])
@@ -73,23 +63,23 @@ class CheckpointDirectory:
         """Returns whether a checkpoint has an item."""
         return step in self.entries and part in self.entries[step].parts
 
-    def add(self, step: int, parts: Collection[str], score: SelectionScore | None) -> None:
+    def add(self, step: int, parts: Collection[str], score: manifest.SelectionScore | None) -> None:
         """Adds a newly saved checkpoint."""
         self.entries[step] = StepEntry(None, True, sorted(parts), score)
         self._verified |= {(step, part): None for part in parts}
 
-    def add_score(self, step: int, score: SelectionScore) -> None:
+    def add_score(self, step: int, score: manifest.SelectionScore) -> None:
         """Stores the score of an evaluation that ran after the save."""
         self.entries[step] = self.entries[step]._replace(score=score)
         if jax.process_index() == 0:
             directory = self.path / str(step)
-            manifest = read_manifest(directory, step=step)
-            replace_manifest(directory, dataclasses.replace(manifest, score=score))
+            saved = manifest.read_manifest(directory, step=step)
+            manifest.replace_manifest(directory, dataclasses.replace(saved, score=score))
 
     def outdated(self) -> bool:
         """Returns whether another process has deleted one of these checkpoints."""
         return any(
-            not (self.path / str(step) / ("" if entry.problem else MANIFEST)).exists()
+            not (self.path / str(step) / ("" if entry.problem else manifest.MANIFEST)).exists()
             for step, entry in self.entries.items()
         )
 
@@ -106,7 +96,7 @@ class CheckpointDirectory:
 
         Only scores with the same phase and validation data as the newest score are compared.
         """
-        return self._first_whole(self._ranked(), PARAMS)
+        return self._first_whole(self._ranked(), manifest.PARAMS)
 
     def problem(self, step: int, part: str | None = None) -> str | None:
         """Returns a checkpoint's damage, or None. If `part` is set, verifies only that item."""
@@ -119,7 +109,7 @@ class CheckpointDirectory:
         for name in entry.parts if part is None else [part]:
             if (step, name) not in self._verified:
                 found = from_first_process(
-                    lambda name=name: damage(directory, step=step, part=name)
+                    lambda name=name: manifest.damage(directory, step=step, part=name)
                 )
                 self._verified[step, name] = found
             if problem := self._verified[step, name]:
@@ -132,10 +122,10 @@ class CheckpointDirectory:
         If a copy is missing, damaged or another one, all processes raise the same UserError.
         """
         directory = self.path / str(step)
-        if is_remote(directory) or all_equal(_identity(directory / MANIFEST)):
+        if is_remote(directory) or all_equal(_identity(directory / manifest.MANIFEST)):
             return  # shared storage, which the first process has verified
-        found = damage(directory, step=step, part=part) or content_hash(
-            read_manifest(directory, step=step), part
+        found = manifest.damage(directory, step=step, part=part) or manifest.content_hash(
+            manifest.read_manifest(directory, step=step), part
         )
         # Relative to the run: hosts may have different home directories.
         require_same({"/".join([*directory.parts[-3:], part]): found})
@@ -205,7 +195,7 @@ class CheckpointDirectory:
 def delete_checkpoint(directory: epath.Path) -> None:
     """Deletes the markers, then the files, so that a partial deletion is not seen as damage."""
     if directory.is_dir():
-        for mark in (COMMITTED, MANIFEST):
+        for mark in (manifest.COMMITTED, manifest.MANIFEST):
             (directory / mark).unlink(missing_ok=True)
     _remove(directory)
 
@@ -232,15 +222,15 @@ def _scan(path: epath.Path) -> dict[int, StepEntry]:
 def _entry(directory: epath.Path, step: int) -> StepEntry:
     if not directory.is_dir():
         return StepEntry("is a file, allowed: a directory", False, [], None)
-    if not (directory / MANIFEST).exists():
-        if not (directory / COMMITTED).exists():
-            return StepEntry(f"not finished (no {MANIFEST})", False, [], None)
-        return StepEntry(f"no {MANIFEST}: lost", True, [], None)
+    if not (directory / manifest.MANIFEST).exists():
+        if not (directory / manifest.COMMITTED).exists():
+            return StepEntry(f"not finished (no {manifest.MANIFEST})", False, [], None)
+        return StepEntry(f"no {manifest.MANIFEST}: lost", True, [], None)
     try:
-        manifest = read_manifest(directory, step=step)
-    except Damage as error:
+        saved = manifest.read_manifest(directory, step=step)
+    except manifest.Damage as error:
         return StepEntry(str(error), True, [], None)
-    return StepEntry(None, True, manifest.parts, manifest.score)
+    return StepEntry(None, True, saved.parts, saved.score)
 
 
 def _identity(path: epath.Path) -> list[int]:

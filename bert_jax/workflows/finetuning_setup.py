@@ -261,13 +261,10 @@ def claim(prepared: TrainingSetup) -> epath.Path:
     data = [key for key in changed if re.fullmatch(DATA, key)]
     free = [*FREE, *(data if settings.allow_data_change else ())]
     refuse_other_settings(root, held=held, asked=asked, free=free, with_flag=data, what="run")
-    found, old = prepared.family.heads.labels, run.heads.labels
-    if found != old:
+    new, old = prepared.family.heads.labels, run.heads.labels
+    if new != old:
         raise UserError.wrong(
-            "finetune.other_labels",
-            commas(found),
-            f"the run's {commas(old)}",
-            place="finetune.task",
+            "finetune.other_labels", commas(new), f"the run's {commas(old)}", place="finetune.task"
         )
     return root
 

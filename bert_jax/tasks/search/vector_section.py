@@ -14,18 +14,9 @@ from bert_jax.model.text_head import TextHeadSection, VectorHeadSection
 from bert_jax.section import Section, Strings, refuse_ignored, refuse_same_column
 from bert_jax.tasks import family
 from bert_jax.tasks.scores import figures
-from bert_jax.tasks.search import retrieval
+from bert_jax.tasks.search import retrieval, tuples
 from bert_jax.tasks.search.directory import DIRECTORY, read_retrieval
 from bert_jax.tasks.search.section import SearchSection
-from bert_jax.tasks.search.tuples import (
-    SCORES,
-    TeacherColumns,
-    TextsSplit,
-    TextTuple,
-    TupleColumns,
-    TupleSplit,
-    read_tuples,
-)
 from bert_jax.text.tokenizer import Tokenizer
 
 SPEARMAN: Final = ("spearman", "pearson")
@@ -173,19 +164,19 @@ class VectorSearchSection(SearchSection):
         return [name for name in names if name is not None]
 
     @property
-    def teacher_columns(self) -> TeacherColumns | None:
+    def teacher_columns(self) -> tuples.TeacherColumns | None:
         """The columns in `train` of what a teacher found. None if the loss has no teacher."""
         if not self.loss.taught:
             return None
         passages, margins = 1 + len(self.negatives), self.loss.kind == "margin_mse"
-        return TeacherColumns("task.teacher_score", self.teacher_score, passages, margins)
+        return tuples.TeacherColumns("task.teacher_score", self.teacher_score, passages, margins)
 
     def scored(self, role: str) -> bool:
         """Returns whether the rows of a role have scores. A held-out dev set is like `train`."""
         like_train = role == "train" or (role == "dev" and self.dev is None)
         return self.loss.scored if like_train else self.score is not None
 
-    def columns(self, role: str) -> TupleColumns:
+    def columns(self, role: str) -> tuples.TupleColumns:
         """Returns the columns to read for a role.
 
         Raises UserError if the role needs pairs, but `positive` is not set.
@@ -198,9 +189,11 @@ class VectorSearchSection(SearchSection):
         score, needed = self.score if scored else None, scored and family.needs_labels(role)
         ignored: tuple[str, ...] = ()
         if self.loss.contrasts and not self.loss.taught and role == "train":
-            ignored = SCORES if self.score is None else (self.score,)
+            ignored = tuples.SCORES if self.score is None else (self.score,)
         teacher = self.teacher_columns if role == "train" else None
-        return TupleColumns(texts, score, self.score_range, self.id, needed, ignored, teacher)
+        return tuples.TupleColumns(
+            texts, score, self.score_range, self.id, needed, ignored, teacher
+        )
 
     def _positive(self, role: str) -> str:
         if self.positive is None:
@@ -235,7 +228,7 @@ class VectorSearchSection(SearchSection):
             for role in request.roles
         }
         chosen_by = splits.get("dev") if "train" in request.roles else None
-        if isinstance(chosen_by, TextsSplit) and (reason := chosen_by.undecided) is not None:
+        if isinstance(chosen_by, tuples.TextsSplit) and (reason := chosen_by.undecided) is not None:
             raise UserError(
                 "embedding.dev_undecided",
                 f"found {reason}. Use a larger file or dev_fraction (now {self.dev_fraction}).",
@@ -260,18 +253,20 @@ class VectorSearchSection(SearchSection):
     def check_lengths(self, max_length: int) -> None:
         """Raises UserError if a setting is larger than `max_length`, the limit of all texts."""
 
-    def parse(self, table: Iterable[TableRow], role: str, errors: RowErrors) -> list[TextTuple]:
+    def parse(
+        self, table: Iterable[TableRow], role: str, errors: RowErrors
+    ) -> list[tuples.TextTuple]:
         """Returns the tuples of a table."""
-        return read_tuples(table, self.columns(role), errors)
+        return tuples.read_tuples(table, self.columns(role), errors)
 
-    def query_of(self, row: TextTuple) -> str:
+    def query_of(self, row: tuples.TextTuple) -> str:
         """Returns the anchor."""
         return row.texts[0]
 
     def _split(
         self,
         role: str,
-        rows: Sequence[TextTuple],
+        rows: Sequence[tuples.TextTuple],
         request: family.DataRequest,
         head: VectorHeadSection,
     ) -> family.Split:
@@ -283,7 +278,7 @@ class VectorSearchSection(SearchSection):
             rows = [row._replace(texts=row.texts * 2) for row in rows]
             prefixes *= 2
         prefixes += [head.passage_prefix] * (len(rows[0].texts) - len(prefixes))
-        return TupleSplit(
+        return tuples.TupleSplit(
             rows,
             prefixes=prefixes,
             tokenizer=request.tokenizer,
