@@ -243,43 +243,48 @@ def test_numbers_without_names_are_labels_with_a_note(tmp_path: Path, tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("row", "key", "values"),
+    ("row", "key", "column", "values"),
     [
         (
             {"tokens": ["a"], "ner_tags": ["O", "O"]},
-            "row_labels",
-            {"found": "2 labels", "count": 1},
+            *("row_labels", "ner_tags", {"found": "2 labels", "count": 1}),
         ),
-        ({"tokens": ["a"], "ner_tags": "O"}, "row_labels", {"found": "no list", "count": 1}),
-        ({"tokens": ["a"], "ner_tags": [-100]}, "row_label", {"found": -100}),
-        ({"tokens": ["a"], "ner_tags": [None]}, "row_label", {"found": None}),
-        ({"tokens": ["a", 1], "ner_tags": ["O", "O"]}, "row", {"column": "tokens"}),
-        ({"tokens": ["a"], "pos": ["O"]}, "row_column", {"found": ["tokens", "pos"]}),
-        ({"sentence": ["a"], "tags": ["O"]}, "row_column", {"setting": "token_column"}),
+        (
+            {"tokens": ["a"], "ner_tags": "O"},
+            *("row_labels", "ner_tags", {"found": "no list", "count": 1}),
+        ),
+        ({"tokens": ["a"], "ner_tags": [-100]}, "row_label", "ner_tags", {"found": -100}),
+        ({"tokens": ["a"], "ner_tags": [None]}, "row_label", "ner_tags", {"found": None}),
+        ({"tokens": ["a", 1], "ner_tags": ["O", "O"]}, "row", "tokens", {}),
+        ({"tokens": ["a"], "pos": ["O"]}, "row_column", None, {"found": ["tokens", "pos"]}),
+        ({"sentence": ["a"], "tags": ["O"]}, "row_column", None, {"setting": "token_column"}),
         (
             {"tokens": ["a"], "tags": ["X"], "labels": ["O"]},
-            "label_columns",
-            {"found": ["labels", "tags"]},
+            *("label_columns", None, {"found": ["labels", "tags"]}),
         ),
         # `DataFrame.to_csv` writes lists as texts.
         (
             {"tokens": "['a', 'b']", "ner_tags": ["O", "O"]},
-            "list_text",
-            {"column": "tokens", "found": "\"['a', 'b']\""},
+            *("list_text", "tokens", {"found": "\"['a', 'b']\""}),
         ),
         (
             {"text": "['a' 'b']", "ner_tags": ["O", "O"]},
-            "list_text",
-            {"column": "text", "found": "\"['a' 'b']\""},
+            *("list_text", "text", {"found": "\"['a' 'b']\""}),
         ),
     ],
 )
 def test_a_malformed_row_is_named(
-    tmp_path: Path, tokenizer: Tokenizer, row: dict[str, Any], key: str, values: dict[str, Any]
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    row: dict[str, Any],
+    key: str,
+    column: str | None,
+    values: dict[str, Any],
 ) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text(f"{json.dumps(row)}\n")
-    with refuses(f"tokens.{key}", place=f"{path}: line 1", **values):
+    place = f"{path}: line 1" + (f': column "{column}"' if column else "")
+    with refuses(f"tokens.{key}", place=place, **values):
         open_task(tmp_path, tokenizer, "train", texts={}, train=str(path))
 
 

@@ -24,7 +24,7 @@ class LateInteractionTask(VectorTask):
         if self.architecture.kind == "deberta" and how and how.query_expansion == "unattended":
             raise UserError(
                 "late_interaction.unattended",
-                "DeBERTa cannot attend from unattended tokens. Use attended.",
+                "in DeBERTa, unattended tokens attend to no token. Use attended.",
                 place="finetune.task.query_expansion",
             )
 

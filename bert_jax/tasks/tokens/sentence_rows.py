@@ -136,7 +136,7 @@ def _labels(
     """Returns the labels of a row, and whether they are numbers without names."""
     if found is None and not labelled:
         return None, False
-    number = len(found) if isinstance(found, list | tuple) else "no"
+    number = len(found) if isinstance(found, list | tuple) else "no list of"
     if found is None or number != count:
         raise UserError.wrong(
             "tokens.row_labels", f"{number} labels", f"a list of {count}", place=row.at(column)
