@@ -72,8 +72,8 @@ def _require_same_start(settings: PretrainSettings, began: str | None) -> None:
         return
     raise UserError(
         "init_from.other_start",
-        f"found {asked}, but {settings.run_dir} began with {began or 'none'}. Remove the option to "
-        "resume it, or use a new run_dir.",
+        f"found {asked}, but {settings.run_dir} began "
+        f"{f'with {began}' if began else 'without this option'}. Remove it, or use a new run_dir.",
         place=INIT_FROM,
     )
 
