@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.launch.host_paths import for_upload, task_paths, upload
 from bert_jax.tasks.rerank.candidates import read_directory
@@ -88,7 +87,5 @@ def test_a_hub_table_does_not_use_the_bucket() -> None:
 
 def test_a_missing_absolute_path_is_refused() -> None:
     task = {"kind": "squad", "train": "/no/where.json"}
-    with pytest.raises(
-        UserError, match=r"finetune\.task\.train: found /no/where\.json, which hosts"
-    ):
+    with refuses("submit.local_path", place="finetune.task.train", found="/no/where.json"):
         for_upload(task, "gs://b")
