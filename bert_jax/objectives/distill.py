@@ -59,7 +59,9 @@ def open_mlm_teacher(
     ours, theirs = architecture.hidden_size, teacher.architecture.hidden_size
     if section.cosine_weight and ours != theirs:
         raise UserError(
-            "distill.sizes", f"widths {ours}, {theirs} need 0", place="objective.cosine_weight"
+            "distill.sizes",
+            f"found {section.cosine_weight}, but widths {ours} and {theirs}. Use 0.",
+            place="objective.cosine_weight",
         )
     return teacher
 

@@ -133,7 +133,7 @@ def claim_run(
         foreign = [name for name in _FOREIGN if (root / name).exists()]
         if foreign and not (root / CONFIG).exists():
             raise UserError(
-                "run.not_a_run", f"{root} has {foreign[0]}. Use a new one.", place="run_dir"
+                "run.not_a_run", f"{root} has {foreign[0]}. Use a new path.", place="run_dir"
             )
         if not (root / CONFIG).exists():
             # A copy of an outer directory would include the run, and so would its removal.

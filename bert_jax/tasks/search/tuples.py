@@ -122,7 +122,10 @@ def _score(row: TableRow, columns: TupleColumns) -> float | None:
     number = number_of(label)
     if number is None or not low <= number <= high:
         raise RowError.wrong(
-            "embedding.score", f"{label!r}", f"{low:g} to {high:g}", place=row.at(column)
+            "embedding.score",
+            f"{label!r}",
+            f"{low:g} to {high:g} (task.score_range)",
+            place=row.at(column),
         )
     return scaled(number, columns.score_range)
 
