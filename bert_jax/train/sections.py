@@ -263,7 +263,7 @@ class TrainSection(Section):
             if phase.is_mixed:
                 raise SettingError(
                     "evaluation.mixture",
-                    f"missing, but phase {at} mixes datasets. Set it, sets, or evaluation: null.",
+                    f"missing, but phase {at} mixes datasets. Set it, or train.evaluation: null.",
                     place="evaluation.dataset",
                 )
         if self.evaluation.at_most and len({phase.dataset_name for phase in self.phases}) > 1:

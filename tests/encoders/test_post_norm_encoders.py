@@ -263,7 +263,8 @@ def test_states_logits_loss_and_gradients_equal_hugging_faces(tmp_path: Path, ca
     if found.heads.replaced_tokens:
         logits, expected = np.asarray(logits)[real], expected[examples.mask]
     np.testing.assert_allclose(logits, expected, atol=1e-5)
-    assert float(loss) == pytest.approx(wanted.loss.item(), abs=1e-6)
+    # The loss is about 6, and float32 has steps of 5e-7 there.
+    assert float(loss) == pytest.approx(wanted.loss.item(), rel=1e-6)
     ours = under_their_names(slopes, found.architecture, found.heads)
     gradients = {}
     for name in ours:
