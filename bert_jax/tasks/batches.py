@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,6 +29,9 @@ FIRST: Final = {name: f"first_{name}" for name in INPUTS}
 # two batches takes longer to compile.
 _LEAST_SAVING: Final = 0.1
 
+# Shares of the rows whose first sequences may have a limit of their own.
+_SHARES: Final = (0.9, 0.97, 1.0)
+
 # 1 / golden ratio: the fractional parts of its multiples are spread evenly over 0 to 1.
 _GOLDEN: Final = 0.6180339887
 
@@ -39,6 +42,22 @@ class PlannedBatch(NamedTuple):
     length: int  # positions per sequence, including padding
     rows: np.ndarray  # indices in the split, int64 [<= batch_size]
     parts: tuple[int, int] | None = None  # positions of the first and of each other sequence
+
+
+class _Shape(NamedTuple):
+    """The padded lengths of a batch, see `PlannedBatch`."""
+
+    length: int
+    parts: tuple[int, int] | None = None
+
+
+class _Groups(NamedTuple):
+    """Rows of similar length, and the batches that they fill."""
+
+    keys: np.ndarray  # of each row; rows are sorted by them
+    padded: np.ndarray  # of each batch: the smallest key of a shape that its rows fit into
+    shapes: Mapping[int, _Shape]  # by key
+    positions: float  # of an epoch, divided by the number of sequences of a row
 
 
 class EpochPlan:
@@ -53,8 +72,9 @@ class EpochPlan:
     than `batch_size`. The seed changes the rows of the batches, but not their lengths, so runs with
     different seeds share compiled programs.
 
-    If the first sequence of most rows is much shorter than the others, as a query is shorter than
-    its passages, it is padded to a shorter length, which follows from the length of the batch.
+    If the first sequences are shorter than the others, as queries are shorter than passages, they
+    are padded to a shorter length, which follows from the group. Rows with a long first sequence
+    are a group of their own.
     """
 
     def __init__(
@@ -74,26 +94,56 @@ class EpochPlan:
         """
         self.batch_size = batch_size
         self.steps = -(-len(lengths) // batch_size)
-        self._seed, self._lengths = seed, lengths
-        chosen = choose_lengths(lengths, max_length=max_length, program=cost.program / cost.passes)
+        self._seed, program = seed, cost.program / cost.passes
         # Only the batch with the shortest rows may be smaller than `batch_size`.
         self._ends = len(lengths) - batch_size * np.arange(self.steps)[::-1]
-        self._padded = fitting(np.sort(lengths)[self._ends - 1], chosen)
-        self.shapes = frozenset(self._padded.tolist())  # padded lengths, equal for all seeds
-        self._apart: dict[int, tuple[int, int]] = {}
-        # Mean number of positions per sequence, including padding.
-        self.mean_length = float(self._padded.mean())
+        chosen = choose_lengths(lengths, max_length=max_length, program=program)
+        self._groups = self._together(lengths, chosen)
         if parts is not None:
             buckets = buckets_up_to(max_length)
-            apart: dict[int, tuple[int, int]] = {}
-            for length in self.shapes:
-                first, other = parts[lengths <= length].max(axis=0)
-                apart[length] = bucket_of(first, buckets), bucket_of(other, buckets)
-            firsts, others = np.asarray([apart[length] for length in self._padded.tolist()]).T
-            mean = float((firsts + (sequences - 1) * others).mean() / sequences)
-            if mean <= (1 - _LEAST_SAVING) * self.mean_length:
-                self._apart, self.mean_length = apart, mean
+            most = np.quantile(parts[:, 0], _SHARES, method="higher").tolist()
+            found = [
+                self._first_apart(lengths, chosen, parts, limit, buckets, sequences)
+                for limit in {bucket_of(each, buckets) for each in most}
+            ]
+            best = min(found, key=lambda each: each.positions + program * len(each.shapes))
+            if best.positions <= (1 - _LEAST_SAVING) * self._groups.positions:
+                self._groups = best
+        # Padded lengths, equal for all seeds.
+        self.shapes = frozenset(self._groups.shapes.values())
+        # Mean number of positions per sequence, including padding.
+        self.mean_length = self._groups.positions / len(lengths)
         self._planned = functools.lru_cache(maxsize=1)(self._plan)
+
+    def _together(self, lengths: np.ndarray, chosen: Sequence[int]) -> "_Groups":
+        """Returns groups by length, whose sequences all have the same padded length."""
+        padded = fitting(np.sort(lengths)[self._ends - 1], chosen)
+        shapes = {length: _Shape(length) for length in set(padded.tolist())}
+        return _Groups(lengths, padded, shapes, float(padded.mean()) * len(lengths))
+
+    def _first_apart(
+        self,
+        lengths: np.ndarray,
+        chosen: Sequence[int],
+        parts: np.ndarray,
+        limit: int,
+        buckets: Sequence[int],
+        sequences: int,
+    ) -> "_Groups":
+        """Returns groups by length, with the first sequences apart.
+
+        Rows whose first sequence is longer than `limit` are a group of their own, the last one.
+        """
+        longest = chosen[-1]
+        keys = np.where(parts[:, 0] > limit, longest + 1, lengths)
+        padded = fitting(np.sort(keys)[self._ends - 1], [*chosen, longest + 1])
+        shapes: dict[int, _Shape] = {}
+        for key in set(padded.tolist()):
+            first, other = (bucket_of(most, buckets) for most in parts[keys <= key].max(axis=0))
+            shapes[key] = _Shape(min(key, longest), (first, other))
+        each = np.asarray([shapes[key].parts for key in padded.tolist()])
+        mean = float((each @ [1, sequences - 1]).mean()) / sequences
+        return _Groups(keys, padded, shapes, mean * len(lengths))
 
     def batch(self, step: int) -> PlannedBatch:
         """Returns the batch of a step."""
@@ -102,17 +152,16 @@ class EpochPlan:
 
     def _plan(self, epoch: int) -> list[PlannedBatch]:
         generator = rng.stream(self._seed, "finetune rows", epoch)
-        rows = generator.permutation(len(self._lengths))
-        rows = rows[np.argsort(self._lengths[rows], kind="stable")]
-        groups = np.split(rows, self._ends[np.flatnonzero(np.diff(self._padded))])
+        keys, padded = self._groups.keys, self._groups.padded
+        rows = generator.permutation(len(keys))
+        rows = rows[np.argsort(keys[rows], kind="stable")]
+        groups = np.split(rows, self._ends[np.flatnonzero(np.diff(padded))])
         rows = np.concatenate([generator.permutation(group) for group in groups])
         batches = np.split(rows, self._ends[:-1])
         start = rng.stream(0, "finetune batches", epoch).random()
         order = np.argsort(np.argsort((start + _GOLDEN * np.arange(self.steps)) % 1))
-        lengths = self._padded.tolist()
-        return [
-            PlannedBatch(lengths[at], batches[at], self._apart.get(lengths[at])) for at in order
-        ]
+        shapes = [self._groups.shapes[key] for key in padded.tolist()]
+        return [PlannedBatch(shapes[at].length, batches[at], shapes[at].parts) for at in order]
 
 
 class TrainBatches(PositionedBatches):
