@@ -1,7 +1,7 @@
 """The heads: masked language model, pooler, next sentence, and task."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import jax.numpy as jnp
 from flax import nnx
@@ -52,6 +52,12 @@ class MlmDecoder(nnx.Module):
         """Returns the input of the decoder, [B, P, D]."""
         return hidden_BPD
 
+    def matrix(self, table_VD: Array, shares_SVD: Array | None) -> tuple[Array, Array]:
+        """Returns the matrix of the product, [V, D], and its shares, see `tied_embedding`."""
+        if shares_SVD is None:
+            return table_VD, shares_of(table_VD, self.gradient_dtype)
+        return table_VD, shares_SVD
+
     def __call__(
         self,
         hidden_BPD: Float[Array, "batch predictions hidden"],
@@ -62,8 +68,7 @@ class MlmDecoder(nnx.Module):
 
         For the shares of a model that is trained, see `tied_embedding`.
         """
-        shares: Any = shares_of(table_VD, self.gradient_dtype) if shares_SVD is None else shares_SVD
-        return self._logits(self.rows(hidden_BPD), table_VD, shares)
+        return self._logits(self.rows(hidden_BPD), *self.matrix(table_VD, shares_SVD))
 
     def scored(
         self,
@@ -74,6 +79,7 @@ class MlmDecoder(nnx.Module):
     ) -> Scored:
         """Returns `cross_entropy` of the logits. For the shares, see `tied_embedding`."""
         core, rows_BPD = self._core(), self.rows(hidden_BPD)
+        table_VD, shares_SVD = self.matrix(table_VD, shares_SVD)
         if core is None:
             return cross_entropy(self._logits(rows_BPD, table_VD, shares_SVD), labels_BP)
         flat = core(
@@ -93,6 +99,7 @@ class MlmDecoder(nnx.Module):
         For the shares, see `tied_embedding`.
         """
         core = cpu_largest_logits if self._on_one_cpu else largest_logits
+        table_VD, shares_SVD = self.matrix(table_VD, shares_SVD)
         found_BV = core(self.rows(hidden_BPD), table_VD, shares_SVD, is_token_BP)
         return constrain(add_bias(found_BV, self._bias(len(table_VD))), "batch", "vocab")
 
@@ -134,28 +141,10 @@ class UntiedDecoder(MlmDecoder):
         size = architecture.padded_vocab_size, architecture.hidden_size
         self.word = param(size, ("vocab", "embed"), pieces, read=execution.dtype)
 
-    def __call__(
-        self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array | None = None
-    ) -> Float[Array, "batch predictions vocab"]:
-        """Returns the logits, see `MlmDecoder`. The embedding table and its shares have no use."""
+    def matrix(self, table_VD: Array, shares_SVD: Array | None) -> tuple[Array, Array]:
+        """Returns the decoder's own matrix. The embedding table and its shares have no use."""
         del table_VD, shares_SVD
-        return super().__call__(hidden_BPD, self.word[...])
-
-    def scored(
-        self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array, labels_BP: Array
-    ) -> Scored:
-        """Returns the scores, see `MlmDecoder`. The embedding table and its shares have no use."""
-        del table_VD, shares_SVD
-        own = self.word[...]
-        return super().scored(hidden_BPD, own, shares_of(own, self.gradient_dtype), labels_BP)
-
-    def largest(
-        self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array, is_token_BP: Array
-    ) -> Array:
-        """Returns the logits, see `MlmDecoder`. The embedding table and its shares have no use."""
-        del table_VD, shares_SVD
-        own = self.word[...]
-        return super().largest(hidden_BPD, own, shares_of(own, self.gradient_dtype), is_token_BP)
+        return super().matrix(self.word[...], None)
 
 
 class BiasedUntiedDecoder(UntiedDecoder):

@@ -36,7 +36,7 @@ class LateInteractionTask(VectorTask):
         assert model.heads.late_interaction is not None
         skipped = jnp.asarray(model.heads.late_interaction.skipped, jnp.int32)
         skipped_BPL = jnp.isin(passage_ids(batch), skipped)
-        length = vectors_BN.shape[2] - skipped_BPL.shape[2]
-        skipped_BNL = jnp.pad(skipped_BPL, ((0, 0), (1, 0), (0, length)))
+        padding = vectors_BN.shape[2] - skipped_BPL.shape[2]
+        skipped_BNL = jnp.pad(skipped_BPL, ((0, 0), (1, 0), (0, padding)))
         vectors_BN = jnp.where(skipped_BNL[..., None], 0, vectors_BN)
         return self.similarity_loss(model, vectors_BN, batch), {}

@@ -136,7 +136,7 @@ def test_loss_and_gradients_equal_sentence_transformers(
     def loss(params: Any, batch: Any) -> Any:
         return task.loss(nnx.merge(graphdef, params), batch, divisors={}, rngs=rngs, frozen={})
 
-    # The mesh of one CPU, whose program differs from that of other meshes.
+    # One CPU has a program of its own.
     with jax.set_mesh(mesh_of((1, 1, 1))):
         (value, metrics), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(
             jax.device_get(model.params), jax.tree.map(jnp.asarray, batch)
