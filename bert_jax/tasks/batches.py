@@ -85,12 +85,11 @@ class EpochPlan:
         max_length: int,
         seed: int,
         cost: ShapeCost,
-        parts: np.ndarray | None = None,
-        sequences: int = 1,
+        of_each: np.ndarray | None = None,
     ) -> None:
         """Chooses the padded lengths. `lengths` are the numbers of pieces per row.
 
-        For `parts`, see `Split.parts`. `sequences` is the number of sequences of a row.
+        For `of_each`, see `Split.lengths_of_each`.
         """
         self.batch_size = batch_size
         self.steps = -(-len(lengths) // batch_size)
@@ -99,8 +98,9 @@ class EpochPlan:
         self._ends = len(lengths) - batch_size * np.arange(self.steps)[::-1]
         chosen = choose_lengths(lengths, max_length=max_length, program=program)
         self._groups = self._together(lengths, chosen)
-        if parts is not None:
-            buckets = buckets_up_to(max_length)
+        if of_each is not None:
+            parts = np.stack([of_each[:, 0], of_each[:, 1:].max(axis=1)], axis=1)
+            sequences, buckets = of_each.shape[1], buckets_up_to(max_length)
             most = np.quantile(parts[:, 0], _SHARES, method="higher").tolist()
             found = [
                 self._first_apart(lengths, chosen, parts, limit, buckets, sequences)
@@ -190,8 +190,7 @@ class TrainBatches(PositionedBatches):
             max_length=max_length,
             seed=seed,
             cost=cost,
-            parts=split.parts,
-            sequences=1 if split.parts is None else len(split.row(0).sequences),
+            of_each=split.lengths_of_each,
         )
         self._split, self._pad_id, self._unit, self._share = split, pad_id, unit, share
         lengths = hashlib.blake2b(split.lengths.tobytes(), digest_size=8).hexdigest()

@@ -67,9 +67,9 @@ class Split:
     """The rows of one file. A long example may have several rows, its windows."""
 
     lengths: np.ndarray  # number of pieces in the longest sequence, int32 [rows]
-    # Pieces of the first sequence and of the longest other one, int32 [rows, 2], if a model may
-    # read the first one in a batch of its own.
-    parts: np.ndarray | None = None
+    # Number of pieces in every sequence, int32 [rows, sequences], if a model may read the first
+    # sequences in a batch of their own.
+    lengths_of_each: np.ndarray | None = None
     examples: int  # number of examples
     fingerprint: str  # hash of the texts, the labels and their order
     findings: Mapping[str, int]  # {remark about the data: number of cases}

@@ -88,7 +88,8 @@ def test_short_first_sequences_are_apart_if_that_saves_a_tenth(
 ) -> None:
     both = np.asarray([(max(3, first // scale), other) for first, other in parts], np.int32)
     lengths = both.max(axis=1).tolist()
-    made = [plan(lengths, seed=seed, parts=both, sequences=sequences) for seed in (0, 1)]
+    of_each = both[:, [0, *[1] * (sequences - 1)]]
+    made = [plan(lengths, seed=seed, of_each=of_each) for seed in (0, 1)]
     together = plan(lengths)
     found = [made[0].batch(at) for at in range(made[0].steps)]
     assert [each.parts for each in found] == [
@@ -109,7 +110,7 @@ def test_short_first_sequences_are_apart_if_that_saves_a_tenth(
 def test_rows_with_long_first_sequences_are_a_group_of_their_own() -> None:
     first = np.asarray([8] * 95 + [90] * 5)
     parts = np.stack([first, np.full(100, 96)], axis=1)
-    made = plan([96] * 100, parts=parts, sequences=2)
+    made = plan([96] * 100, of_each=parts)
     assert made.shapes == {(96, (8, 96)), (96, (96, 96))}
     batches = [made.batch(at) for at in range(made.steps)]
     assert sum(batch.parts == (96, 96) for batch in batches) == 2

@@ -211,8 +211,7 @@ class TextsSplit(Split):
         filled = np.clip(lengths, least, most).reshape(len(rows), self._texts)
         self.lengths = filled.max(axis=1).astype(np.int32)
         if self._texts > 1:
-            parts = filled[:, 0], filled[:, 1:].max(axis=1)
-            self.parts = np.stack(parts, axis=1).astype(np.int32)
+            self.lengths_of_each = filled.astype(np.int32)
         self.examples, self._sizes = len(rows), sizes
         self.findings: Mapping[str, int] = {
             f"of {most.count(limit):,} texts are longer than {limit} pieces and truncated": int(
